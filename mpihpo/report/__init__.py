@@ -1,0 +1,1 @@
+"""What people see: progress while a job runs, pictures afterwards."""

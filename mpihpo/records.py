@@ -13,9 +13,8 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Union
 
-Scalar = Union[bool, int, float, str, None]
+Scalar = bool | int | float | str | None
 Config = Mapping[str, Scalar]
 
 
@@ -80,7 +79,7 @@ class Allocation:
     holders: tuple[int, ...] = ()
     """World ranks that hold the trial's state of epoch ``start``; empty at the first rung."""
     keepers: tuple[int, ...] = ()
-    """Members that keep the trial's state of epoch ``stop``: the leader, and a second node's rank."""
+    """Members that keep the state of epoch ``stop``: the leader, and a rank of a second node."""
 
     @property
     def leader(self) -> int:

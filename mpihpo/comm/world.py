@@ -1,0 +1,144 @@
+"""The world: the communicator that the runtime was given, duplicated, and what is known of it."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+from mpi4py import MPI
+
+from mpihpo.comm.interruptible import InterruptibleComm
+from mpihpo.comm.mailbox import Mailbox
+from mpihpo.comm.waiting import wait_until
+from mpihpo.errors import TeardownError
+
+T = TypeVar("T")
+
+NODE_NAME_VARIABLE = "MPIHPO_NODE_NAME"
+"""Overrides the node's name, for containers whose host names are all the same."""
+
+
+class Registry:
+    """Counts every communicator and process group: what was opened must be closed at the end."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._open: set[tuple[str, int]] = set()
+        self._kept: list[Any] = []
+        self.total = 0
+
+    def opened(self, kind: str, serial: int) -> None:
+        """Note a new one."""
+        with self._lock:
+            self._open.add((kind, serial))
+            self.total += 1
+
+    def closed(self, kind: str, serial: int) -> None:
+        """Note that one is gone."""
+        with self._lock:
+            self._open.discard((kind, serial))
+
+    def keep(self, thing: Any) -> None:
+        """Hold something until the process ends because MPI may still use its memory."""
+        self._kept.append(thing)
+
+    @property
+    def live(self) -> list[str]:
+        """What is open, by kind and serial."""
+        with self._lock:
+            return [f"{kind} {serial}" for kind, serial in sorted(self._open)]
+
+
+class World:
+    """A private duplicate of a communicator, with its mailbox, its nodes and its registry.
+
+    Use it as a context manager; leaving is collective over the world.
+
+    Args:
+        comm: Any intracommunicator; it is duplicated and never used otherwise.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self.comm = InterruptibleComm(comm.Dup())
+        self.comm.Set_errhandler(MPI.ERRORS_RETURN)
+        self.comm.Set_name("mpihpo world")
+        self.rank: int = self.comm.Get_rank()
+        self.size: int = self.comm.Get_size()
+        self.threads_may_call: bool = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
+        self.tag_limit = int(self.comm.Get_attr(MPI.TAG_UB) or 32767)  # what MPI promises at least
+        name = os.environ.get(NODE_NAME_VARIABLE) or MPI.Get_processor_name()
+        self.node_names: tuple[str, ...] = tuple(self.comm.allgather(name))
+        """Name of each world rank's node."""
+        self.node_of: tuple[int, ...] = _numbered(self.node_names)
+        """Number of each world rank's node, by first appearance."""
+        self.local_rank: int = self.node_names[: self.rank].count(name)
+        self.ranks_per_node: int = max(self.node_names.count(each) for each in set(self.node_names))
+        self.registry = Registry()
+        self.mailbox = Mailbox(self.comm)
+        self.serve: Callable[[], None] = lambda: None
+        """Called in every wait of this rank, for what no thread of its own may do."""
+        self._store_mail: Any = None
+
+    @property
+    def store_mail(self) -> Any:
+        """This rank's reader of store messages; made, and torch imported, on first use."""
+        if self._store_mail is None:
+            from mpihpo.comm.store import StoreMail
+
+            self._store_mail = StoreMail(self.mailbox)
+        return self._store_mail
+
+    def pump_stores(self) -> None:
+        """Serve the store of a group that is there; local."""
+        if self._store_mail is not None:
+            self._store_mail.pump()
+
+    def on_root(self, function: Callable[[], T]) -> T:
+        """Run ``function`` on rank 0; every rank gets its value or its exception.
+
+        Collective over the world.
+        """
+        answer: tuple[bool, Any] | None = None
+        if self.rank == 0:
+            try:
+                answer = (True, function())
+            except Exception as error:  # handed to every rank
+                answer = (False, error)
+        well, value = self.comm.bcast(answer, 0)
+        if well:
+            result: T = value
+            return result
+        raise value
+
+    def agree(self, error: Exception | None) -> None:
+        """Raise the error of the lowest rank that has one, on all; collective over the world."""
+        for each in self.comm.allgather(error):
+            if each is not None:
+                raise each
+
+    def close(self) -> None:
+        """Free the duplicate; collective over the world.
+
+        Raises:
+            TeardownError: Communicators or process groups are left over.
+        """
+        wait_until(self.mailbox.flushed)
+        self.comm.Barrier()
+        self.mailbox.discard_all()  # late words for groups that are gone
+        live = self.registry.live
+        MPI.Comm.Free(self.comm)
+        if live:
+            raise TeardownError(f"left over at the end: {', '.join(live)}")
+
+    def __enter__(self) -> World:
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        self.close()
+
+
+def _numbered(names: Iterable[str]) -> tuple[int, ...]:
+    numbers: dict[str, int] = {}
+    return tuple(numbers.setdefault(name, len(numbers)) for name in names)

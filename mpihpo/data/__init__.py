@@ -1,0 +1,1 @@
+"""Training data: which samples each rank of a trial sees."""

@@ -148,16 +148,14 @@ def _plan(experiment: Experiment, ranks: int | None) -> list[str]:
 def _ladder(experiment: Experiment, trials: int, ranks: int | None) -> list[str]:
     """The planned ladder as a table, with the ranks that a trial needs on ``ranks`` ranks."""
     from mpihpo.allocation import build_policy
-    from mpihpo.records import Evaluation, TrialRecord
+    from mpihpo.records import Evaluation, TrialRecord, epochs_text
     from mpihpo.schedule import scheduler_class
 
     schedule = experiment.schedule
     rows = [["rung", "epochs", "trials"]]
     plans = scheduler_class(schedule).ladder(schedule, trials)
     for plan in plans:
-        first = plan.start + 1
-        epochs = f"{first}-{plan.stop}" if first < plan.stop else f"{first}"
-        rows.append([str(plan.rung), epochs, str(plan.trials)])
+        rows.append([str(plan.rung), epochs_text(plan.start, plan.stop), str(plan.trials)])
     if ranks is not None:
         policy = build_policy(
             experiment.allocation,

@@ -18,6 +18,11 @@ Scalar = bool | int | float | str | None
 Config = Mapping[str, Scalar]
 
 
+def epochs_text(start: int, stop: int) -> str:
+    """The epochs of (start, stop] for people: ``3-4``, or ``1`` where there is one only."""
+    return f"{start + 1}-{stop}" if stop > start + 1 else str(stop)
+
+
 class Status(str, Enum):
     """What became of a trial. Only ``PARKED`` trials can still be promoted."""
 

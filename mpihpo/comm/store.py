@@ -67,7 +67,7 @@ class StoreMail:
             self._early.append((sender, message))
 
 
-class MpiStore(Store):  # type: ignore[misc]
+class MpiStore(Store):
     """A `torch.distributed.Store` over the members of one group.
 
     Args:

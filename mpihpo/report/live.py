@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from mpihpo.records import RungPlan
+from mpihpo.records import RungPlan, epochs_text
 from mpihpo.results.encoding import format_ranks
 from mpihpo.results.summary import format_seconds, format_value
 
@@ -70,7 +70,7 @@ class LiveView:
         for plan in state.plan:
             done = state.evaluated.get(plan.rung, 0)
             style = "dim" if plan.rung in state.closed else "bold" if self._is_open(plan) else ""
-            title = f"rung {plan.rung}  epochs {plan.start}-{plan.stop}"
+            title = f"rung {plan.rung}  epochs {epochs_text(plan.start, plan.stop)}"
             table.add_row(
                 Text(title, style=style),
                 _bar(done, plan.trials, width),

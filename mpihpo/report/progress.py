@@ -20,6 +20,7 @@ from mpihpo.records import (
     RungPlan,
     RungResult,
     best_outcome,
+    epochs_text,
 )
 from mpihpo.results.encoding import format_ranks
 from mpihpo.results.summary import format_value
@@ -127,7 +128,7 @@ class Progress:
         self._print_held_back()
         best = "-" if result.best is None else format_value(float(result.best))
         self._print(
-            f"{now:.1f}s rung={result.rung} epochs={result.start}-{result.stop} "
+            f"{now:.1f}s rung={result.rung} epochs={epochs_text(result.start, result.stop)} "
             f"evaluated={result.evaluated} failed={result.failed} "
             f"promoted={len(result.promoted)} best={best}"
         )
@@ -177,7 +178,7 @@ class Progress:
             result = f"{metric}={format_value(float(outcome.objective))}"
         return (
             f"{now:.1f}s trial={evaluation.trial.id} rung={evaluation.rung} "
-            f"epochs={evaluation.start}-{evaluation.stop} "
+            f"epochs={epochs_text(evaluation.start, evaluation.stop)} "
             f"ranks={format_ranks(allocation.ranks)} {result}"
         )
 

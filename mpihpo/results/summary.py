@@ -7,6 +7,8 @@ import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from mpihpo.records import epochs_text
+
 if TYPE_CHECKING:
     from mpihpo.results.reader import Results
 
@@ -61,7 +63,7 @@ def _ladder_table(results: Results) -> str:
         lines.append(
             (
                 str(row["rung"]),
-                f"{row['start']}-{row['stop']}",
+                epochs_text(int(row["start"]), int(row["stop"])),
                 str(row["planned"]),
                 *(("-",) * 3 if is_open else (str(row[name]) for name in _COUNTS)),
                 "-" if math.isnan(row["best"]) else format_value(float(row["best"])),

@@ -122,8 +122,9 @@ class Agent:
         Raises:
             BaseException: What ended the agent's thread.
         """
-        if self.fault is not None:
-            raise self.fault
+        fault, self.fault = self.fault, None
+        if fault is not None:
+            raise fault
         if self._thread is None:
             self.poll()
 

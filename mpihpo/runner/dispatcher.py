@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from mpihpo.comm.mailbox import Tag
@@ -15,6 +16,7 @@ from mpihpo.records import Allocation, Ending, Failure, Outcome
 from mpihpo.runner.orders import (
     Abort,
     Ended,
+    Faulted,
     Forget,
     Leave,
     Progressed,
@@ -74,13 +76,11 @@ class Dispatcher:
 
     def begin(self) -> None:
         """Hand out the first orders; local."""
-        self._carry_out(self._coordinator.begin(self._clock()))
+        with self._faults_told():
+            self._carry_out(self._coordinator.begin(self._clock()))
 
     def run(self) -> None:
-        """Serve until the experiment is over; for a thread or a rank of its own.
-
-        A fault of the runtime ends the job: every rank is told, and raises it.
-        """
+        """Serve until the experiment is over; for a thread or a rank of its own."""
         backoff = Backoff()
         while not self.is_over:
             if self.step():
@@ -88,13 +88,21 @@ class Dispatcher:
             else:
                 backoff.pause()
 
+    @contextmanager
+    def _faults_told(self) -> Iterator[None]:
+        """A fault in here ends the job: every rank, this one too, is told and raises it."""
+        try:
+            yield
+        except Exception:
+            self._leave(Leave("fault", traceback.format_exc()))
+
     def step(self) -> bool:
         """Serve what has arrived; local, never waits. Returns whether anything had."""
         if self.is_over or self._is_stepping:
             return False
         self._is_stepping = True
-        try:
-            arrived = False
+        arrived = False
+        with self._faults_told():
             while not self.is_over and (mail := self._mailbox.take(Tag.EVENT)) is not None:
                 arrived = True
                 self._take(mail[1])
@@ -105,23 +113,12 @@ class Dispatcher:
                 self._watch_limits(now)
             if self._finish is not None and not self._awaits_checkpoint and not self.is_over:
                 self._end(self._finish)
-            return arrived
-        except BaseException:
-            self._leave(Leave("fault", traceback.format_exc()))
-            raise
-        finally:
-            self._is_stepping = False
+        self._is_stepping = False
+        return arrived
 
     def start_thread(self) -> threading.Thread:
         """Serve in a thread beside this rank's training."""
-
-        def serve() -> None:
-            try:
-                self.run()
-            except BaseException:  # every rank, this one too, was told and raises it
-                return
-
-        thread = threading.Thread(target=serve, name="mpihpo dispatcher", daemon=True)
+        thread = threading.Thread(target=self.run, name="mpihpo dispatcher", daemon=True)
         thread.start()
         return thread
 
@@ -135,6 +132,9 @@ class Dispatcher:
             self._recorder.reported(event.trial_id, event.report, now)
         elif isinstance(event, Signalled):
             self.stop(event.signal)
+        elif isinstance(event, Faulted):
+            self._recorder.note("fault", f"rank {event.rank}: {event.traceback}")
+            self._leave(Leave("fault", f"rank {event.rank}:\n{event.traceback}"))
         elif isinstance(event, Written):
             self._awaits_checkpoint = False
             if event.problem is not None:
@@ -225,4 +225,7 @@ class Dispatcher:
 
     def _leave(self, order: Leave) -> None:
         self.is_over = True
+        if order.fault is not None:
+            for rank in self._training_ranks:
+                self._mailbox.post(StopSoon(), rank, Tag.ALERT)
         self._order(order, self._training_ranks)

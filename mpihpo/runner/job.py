@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 import mpihpo
 from mpihpo.allocation import Topology
 from mpihpo.coordinator import COMPLETED, EVERY_TRIAL_FAILED, build_coordinator
-from mpihpo.errors import ExperimentError, InternalError, MpihpoError
+from mpihpo.errors import ExperimentError, InternalError
 from mpihpo.experiment import Experiment, load_experiment, load_train
 from mpihpo.records import RungPlan, Status
 from mpihpo.report.progress import Progress
@@ -125,9 +125,16 @@ def _run(
         recorder = None
         dispatcher = None
         thread = None
+        error: Exception | None = None
         if world.rank == 0:
-            recorder = stack.enter_context(_recorder(world, settled, directory, stream).open())
-            dispatcher = _dispatcher(world, settled, recorder, training, clock)
+            try:
+                recorder = stack.enter_context(_recorder(world, settled, directory, stream).open())
+                dispatcher = _dispatcher(world, settled, recorder, training, clock)
+            except OSError as problem:
+                error = ExperimentError("output", f"{directory} cannot be written: {problem}")
+            except Exception as problem:
+                error = problem
+        world.agree(error)
         if world.rank in training:
             worker = Worker(
                 world=world,
@@ -155,7 +162,7 @@ def _run(
             reason, fault = leave.reason, leave.fault
         reason, fault = world.comm.bcast((reason, fault), training[0])
         if fault is not None:
-            raise InternalError(f"the coordinator failed:\n{fault}")
+            raise InternalError(f"the job failed, and not one of its trials:\n{fault}")
         if recorder is not None:
             tables = Results.from_tables(recorder.tables, directory)
         results: Results = world.comm.bcast(tables, 0)
@@ -224,7 +231,7 @@ def _make_directory(output: str | Path | None) -> Path | None:
 
 @contextmanager
 def _torch_set_up(world: World, experiment: Experiment) -> Iterator[tuple[str | None, Any]]:
-    """Backend and device of this rank, without torch if none is wanted; collective over the world."""
+    """Backend and device of this rank; loads torch if wanted. Collective over the world."""
     if experiment.process_group == "none":
         yield None, "cpu"
         return
@@ -338,18 +345,26 @@ def main(path: Path, *, output: str | None, overrides: list[str], quiet: bool) -
     try:
         with _signals() as with_agent:
             ended = _run(world, path, None, output, stream, with_agent, overrides)
-    except MpihpoError as error:
-        if not isinstance(error, ExperimentError):
-            raise
-        if world.rank == 0:
-            sys.stderr.write(f"mpihpo: {' '.join(str(error).split())}\n")
+    except ExperimentError as error:
+        _say(world, " ".join(str(error).split()))
         world.close()
         return 2
+    except InternalError as error:
+        _say(world, str(error))
+        world.close()
+        return FAULT
     if world.rank == 0:
         sys.stdout.write(ended.results.summary() + "\n")
         sys.stdout.flush()
     world.close()
     return _exit_status(ended)
+
+
+def _say(world: World, text: str) -> None:
+    """Tell the user once what every rank knows."""
+    if world.rank == 0:
+        sys.stderr.write(f"mpihpo: {text}\n")
+        sys.stderr.flush()
 
 
 def _exit_status(ended: _Ended) -> int:

@@ -75,6 +75,14 @@ class Signalled:
     signal: str
 
 
+@dataclass(frozen=True, slots=True)
+class Faulted:
+    """A fault of the runtime on a rank: the job ends, and every rank raises it."""
+
+    rank: int
+    traceback: str
+
+
 # Alerts: to a rank's agent, which reads them while the rank trains.
 
 

@@ -25,6 +25,7 @@ from mpihpo.runner.orders import (
     Abort,
     Ended,
     EpochVerdict,
+    Faulted,
     Forget,
     Leave,
     MemberEnd,
@@ -93,7 +94,21 @@ class Worker:
         self._last_progress = 0.0
 
     def run(self) -> Leave:
-        """Take orders until told to leave; local, but for what the orders ask."""
+        """Take orders until told to leave; local, but for what the orders ask.
+
+        A fault of the runtime on this rank is told to the dispatcher, which tells every rank to
+        leave, this one too: so none waits for another one that is gone.
+        """
+        try:
+            return self._take_orders()
+        except BaseException:
+            event = Faulted(self._world.rank, traceback.format_exc())
+            self._mailbox.post(event, 0, Tag.EVENT)
+            while not isinstance(order := self._next_order(), Leave):
+                continue
+            return order
+
+    def _take_orders(self) -> Leave:
         while True:
             order = self._next_order()
             if isinstance(order, Train):
@@ -278,6 +293,8 @@ class Worker:
     def _fail(self, group: Group, course: _Course, error: BaseException) -> None:
         """Note a failure of this rank and tell the other members; local."""
         course.failed_at = time.time()
+        if isinstance(error, KeyboardInterrupt):
+            self._agent.signal("KeyboardInterrupt")
         cause = self._cause(group, error)
         course.is_consequence = cause is not None
         if cause is not None:

@@ -53,7 +53,7 @@ class Registry:
 
 
 class World:
-    """A private duplicate of a communicator, with its mailbox, its nodes and its registry.
+    """Private duplicates of a communicator, with its mailbox, its nodes and its registry.
 
     Use it as a context manager; leaving is collective over the world.
 
@@ -66,8 +66,8 @@ class World:
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.comm.Set_name("mpihpo world")
         self.parent: MPI.Intracomm = comm.Dup()
-        """Only groups are made from it, and nothing is sent on it: Open MPI's Create_group sends its
-        own messages with the caller's tag, so that the mailbox would take them."""
+        """Groups are made from it and nothing is sent on it: Open MPI's Create_group sends messages
+        of its own with the caller's tag, which the mailbox would take."""
         self.parent.Set_errhandler(MPI.ERRORS_RETURN)
         self.parent.Set_name("mpihpo groups")
         self.rank: int = self.comm.Get_rank()

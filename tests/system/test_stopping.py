@@ -107,6 +107,5 @@ def test_an_interrupted_terminal(mpi: Mpi, tmp_path: Path):
         time.sleep(0.01)
         os.killpg(job.mpiexec.pid, signal.SIGINT)
         result = job.wait(20)
-    print(result.describe())
     finished = Finished(result, tmp_path / "run")
     assert finished.journal[0]["kind"] == "experiment"

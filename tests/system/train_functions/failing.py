@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
-import time
 
 import torch
 import torch.distributed as dist

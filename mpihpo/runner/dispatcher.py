@@ -10,8 +10,18 @@ from typing import TYPE_CHECKING
 
 from mpihpo.comm.mailbox import Tag
 from mpihpo.comm.waiting import Backoff
-from mpihpo.coordinator import CloseRung, Coordinator, Drop, Finish, Instruction, Save, Start
+from mpihpo.coordinator import Coordinator
 from mpihpo.errors import InternalError
+from mpihpo.instructions import (
+    TIME_LIMIT,
+    CloseRung,
+    Drop,
+    Finish,
+    Instruction,
+    Notice,
+    Save,
+    Start,
+)
 from mpihpo.records import Allocation, Ending, Failure, Outcome
 from mpihpo.runner.orders import (
     Abort,
@@ -31,7 +41,6 @@ from mpihpo.runner.recorder import Recorder
 if TYPE_CHECKING:
     from mpihpo.comm.world import World
 
-TIME_LIMIT = "time limit"
 _TICK_SECONDS = 0.2
 
 
@@ -205,6 +214,8 @@ class Dispatcher:
                 assert best is not None
                 self._awaits_checkpoint = True
                 self._order(WriteCheckpoint(best), [instruction.rank])
+            elif isinstance(instruction, Notice):
+                self._recorder.note("notice", instruction.text)
             else:
                 self._finish = instruction
 

@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import mpihpo
 from mpihpo.allocation import Topology
-from mpihpo.coordinator import COMPLETED, EVERY_TRIAL_FAILED, build_coordinator
+from mpihpo.coordinator import build_coordinator
 from mpihpo.errors import ExperimentError, InternalError
 from mpihpo.experiment import Experiment, load_experiment, load_train
+from mpihpo.instructions import COMPLETED, EVERY_TRIAL_FAILED
 from mpihpo.records import RungPlan, Status
 from mpihpo.report.progress import Progress
 from mpihpo.results.entries import Provenance

@@ -9,16 +9,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from mpihpo.allocation import AllocationSettings, Topology
-from mpihpo.coordinator import (
-    CloseRung,
-    Coordinator,
-    Drop,
-    Finish,
-    Instruction,
-    Save,
-    Start,
-    build_coordinator,
-)
+from mpihpo.coordinator import Coordinator, build_coordinator
+from mpihpo.instructions import CloseRung, Drop, Finish, Instruction, Save, Start
 from mpihpo.records import (
     Allocation,
     Config,

@@ -1,11 +1,20 @@
-"""Writes down what happens: journal, tables, progress. One rank has one."""
+"""Writes down what happens: journal, tables, progress. One rank has one.
+
+The journal says that an evaluation finished only when its state is on the disk too, so that a later
+job can go on from every outcome it finds. Entries wait for that in their order. They also wait while
+the disk is full or away: the work goes on in memory and is written when it can be.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from mpihpo.errors import ResultsError
 from mpihpo.experiment import Experiment
 from mpihpo.records import Allocation, Outcome, Report, RungPlan, RungResult, Status
 from mpihpo.report.progress import Progress
@@ -20,10 +29,26 @@ from mpihpo.results.entries import (
 from mpihpo.results.file import write_results
 from mpihpo.results.journal import Journal
 from mpihpo.results.tables import ResultTables
+from mpihpo.runner.lock import RunLock
+from mpihpo.runner.resume import EarlierRun
+from mpihpo.runner.saved_state import saved_states
 
 RESULTS = "results.h5"
 JOURNAL = "journal.jsonl"
 EXPERIMENT = "experiment.yaml"
+CHECKPOINTS = "checkpoints"
+
+_RETRY_SECONDS = 5.0
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One journal entry that is not written yet."""
+
+    kind: str
+    fields: dict[str, Any]
+    waits_for: tuple[int, int] | None = None
+    """Trial and epoch whose state is still being saved."""
 
 
 class Recorder:
@@ -32,24 +57,33 @@ class Recorder:
     Args:
         experiment: The effective experiment.
         provenance: What the job was started with.
+        train_digest: Tells whether the training function's file changed; None: it has none.
         planned: The planned ladder.
         directory: The run's folder; None: nothing is written.
         progress: What a person sees; None: nothing.
+        earlier: What earlier jobs did in this folder; None: this is the first.
     """
 
     def __init__(
         self,
         experiment: Experiment,
         provenance: Provenance,
+        train_digest: str | None,
         planned: tuple[RungPlan, ...],
         directory: Path | None,
         progress: Progress | None,
+        earlier: EarlierRun | None = None,
     ) -> None:
         self._directory = directory
         self._progress = progress
         self._journal: Journal | None = None
+        self._lock: RunLock | None = None
         self._provenance = provenance
-        self._experiment = experiment
+        self._train_digest = train_digest
+        self._earlier = earlier
+        self._queue: deque[_Entry] = deque()
+        self._problem: str | None = None
+        self._next_try = 0.0
         self.tables = ResultTables(
             experiment_text=provenance.experiment_text,
             seed=experiment.seed,
@@ -60,26 +94,68 @@ class Recorder:
         )
         self.tables.add_ladder(planned)
         self._known: set[int] = set()
+        self._rungs = 0  # closed ones that the journal has
 
     @contextmanager
     def open(self) -> Iterator[Recorder]:
-        """While it lasts the journal is open."""
-        try:
-            if self._directory is None:
-                yield self
-                return
-            (self._directory / EXPERIMENT).write_text(self._provenance.experiment_text)
-            with Journal(self._directory / JOURNAL) as self._journal:
-                self._append("experiment", **encode_experiment(self._provenance))
-                yield self
-        finally:
-            self._journal = None
-            if self._progress is not None:
-                self._progress.close()
+        """While it lasts the folder is locked and the journal open.
 
-    def _append(self, kind: str, **fields: object) -> None:
+        Raises:
+            ExperimentError: Another job holds the folder.
+            OSError: The folder cannot be written.
+        """
+        with ExitStack() as stack:
+            if self._progress is not None:
+                stack.callback(self._progress.close)
+            if self._directory is not None:
+                self._lock = stack.enter_context(RunLock(self._directory))
+                (self._directory / EXPERIMENT).write_text(self._provenance.experiment_text)
+                after = None if self._earlier is None else self._earlier.journal
+                journal = Journal(self._directory / JOURNAL, after)
+                self._journal = stack.enter_context(journal)
+            kind = "experiment" if self._earlier is None else "resume"
+            fields = encode_experiment(self._provenance)
+            self._append(kind, train_digest=self._train_digest, **fields)
+            if self._earlier is not None:
+                self._take_over(self._earlier)
+            yield self
+
+    def _take_over(self, earlier: EarlierRun) -> None:
+        """Put what earlier jobs did into the tables."""
+        for trial in earlier.history.trials.values():
+            self._known.add(trial.id)
+            self.tables.add_trial(trial)
+        outcomes = [step for step in earlier.history.steps if isinstance(step, Outcome)]
+        for outcome in outcomes:
+            self.tables.add(outcome)
+        self._rungs = sum(entry["kind"] == "rung" for entry in earlier.journal.entries)
+        if earlier.journal.problem is not None:
+            self.note("loss", f"journal: {earlier.journal.problem}")
+        self.note("resume", f"resuming after {len(outcomes)} outcomes and {earlier.seconds:.1f} s")
+
+    # Entries.
+
+    def _append(self, kind: str, **fields: Any) -> None:
         if self._journal is not None:
-            self._journal.append(kind, **fields)
+            self._queue.append(_Entry(kind, fields))
+            self._write_entries()
+
+    def _write_entries(self) -> None:
+        """Write what may be written, in order."""
+        if self._journal is None or self._problem is not None:
+            return
+        try:
+            while self._queue and self._queue[0].waits_for is None:
+                entry = self._queue[0]
+                self._journal.append(entry.kind, **entry.fields)
+                self._queue.popleft()
+        except ResultsError as error:
+            self._trouble(str(error))
+
+    def _trouble(self, problem: str) -> None:
+        if self._problem is None and self._progress is not None:
+            self._progress.note(f"{problem}; the work goes on in memory until it can be written")
+        self._problem = problem
 
     def started(self, allocation: Allocation, now: float) -> None:
         """An evaluation was given its ranks."""
@@ -97,20 +173,55 @@ class Recorder:
         if self._progress is not None:
             self._progress.reported(trial_id, report, now)
 
-    def ended(self, outcome: Outcome, now: float) -> None:
-        """An evaluation is over."""
-        self._append("outcome", **encode_outcome(outcome))
+    def ended(self, outcome: Outcome, now: float, *, saving: int | None) -> None:
+        """An evaluation is over.
+
+        Args:
+            outcome: Its outcome.
+            now: Seconds since the job's start.
+            saving: The epoch whose state is being saved; None: there is no state to save.
+        """
+        fields = encode_outcome(outcome)
+        fields["state"] = "none" if saving is None else "disk"
+        if self._journal is not None:
+            trial_id = outcome.allocation.evaluation.trial.id
+            waits_for = None if saving is None else (trial_id, saving)
+            self._queue.append(_Entry("outcome", fields, waits_for))
+            self._write_entries()
         self.tables.add(outcome)
         if self._progress is not None:
             self._progress.finished(outcome, now)
 
+    def saved(self, trial_id: int, epoch: int, problem: str | None) -> None:
+        """A trial's state is on the disk, or cannot be."""
+        for entry in self._queue:
+            if entry.waits_for == (trial_id, epoch):
+                entry.waits_for = None
+                if problem is not None:
+                    entry.fields["state"] = "lost"
+        if problem is not None:
+            lost = f"trial {trial_id}: its state after epoch {epoch} is not on the disk"
+            self.note("loss", f"{lost}: {problem}")
+        self._write_entries()
+
+    def drop(self, trial_id: int, *, but: int | None = None) -> None:
+        """Delete a trial's saved states, all or all but that of one epoch."""
+        if self._directory is None:
+            return
+        for _, epoch, path in saved_states(self._directory / CHECKPOINTS, trial_id):
+            if epoch != but:
+                path.unlink(missing_ok=True)
+
     def rung_closed(self, result: RungResult, now: float) -> None:
         """A rung is over: the results file is written anew."""
-        self._append("rung", **encode_rung(result))
         self.tables.add_rung(result)
+        if self._rungs > 0:  # a rung that an earlier job closed
+            self._rungs -= 1
+            return
+        self._append("rung", **encode_rung(result))
         if self._progress is not None:
             self._progress.rung_closed(result, now)
-        self.write()
+        self._write_results()
 
     def status(self, trial_id: int, status: Status) -> None:
         """A trial's status is known."""
@@ -131,16 +242,35 @@ class Recorder:
         """Time goes on."""
         if self._progress is not None:
             self._progress.tick(now)
+        if self._lock is not None:
+            self._lock.touch()
+        if self._problem is not None and now >= self._next_try:
+            self._next_try = now + _RETRY_SECONDS
+            self._try_again()
 
-    def finish(self, reason: str, now: float) -> None:
-        """The job is over."""
-        self.tables.finish(reason, now)
-        self._append("finish", reason=reason, seconds=now)
-        if self._journal is not None:
-            self._journal.sync()
-        self.write()
+    def _try_again(self) -> None:
+        self._problem = None
+        self._write_results()
+        self._write_entries()
 
-    def write(self) -> None:
-        """Replace the results file by the present tables."""
-        if self._directory is not None:
+    def _write_results(self) -> None:
+        if self._directory is None or self._problem is not None:
+            return
+        try:
             write_results(self._directory / RESULTS, self.tables)
+        except ResultsError as error:
+            self._trouble(str(error))
+
+    def finish(self, reason: str, now: float) -> str | None:
+        """The job is over; returns what could not be written, or None if all was."""
+        self.tables.finish(reason, now)
+        for entry in self._queue:
+            entry.waits_for = None
+        self._append("finish", reason=reason, seconds=now)
+        self._try_again()
+        if self._journal is not None and self._problem is None:
+            try:
+                self._journal.sync()
+            except ResultsError as error:
+                self._trouble(str(error))
+        return self._problem

@@ -55,9 +55,10 @@ class BatchSettings:
     """How many samples a step takes, and what becomes of it when a trial gets more ranks."""
 
     size: int = 32
-    """Samples per step: over the whole group, or per rank with ``keep_per_rank``."""
+    """Samples per step over the whole group of a trial on the first rung."""
     on_resize: str = "keep_global"
-    """``keep_global``: ranks share the batch; ``keep_per_rank``: the batch grows with them."""
+    """``keep_global``: more ranks share the batch; ``keep_per_rank``: each keeps its share of the
+    first rung, and the batch grows with the ranks."""
     lr_scaling: str = "none"
     """``none``, ``linear`` or ``sqrt``: how the rate follows a batch that grows."""
 
@@ -182,7 +183,15 @@ class Experiment:
         Args:
             ranks: Size of the world.
         """
-        return ranks - 1 if self.coordinator == "dedicated" else ranks
+        return len(self.training_range(ranks))
+
+    def training_range(self, ranks: int) -> range:
+        """Which of a job's ranks train.
+
+        Args:
+            ranks: Size of the world.
+        """
+        return range(1 if self.coordinator == "dedicated" else 0, ranks)
 
     def check_world(self, ranks: int) -> None:
         """Refuse a world that is too small.

@@ -124,7 +124,11 @@ class Group:
 
         Raises:
             TeardownError: Something could not be freed.
+            GroupAborted: NCCL only: a member failed meanwhile.
         """
+        if self._process_group is not None and self.backend == "nccl":
+            # All ranks of an NCCL communicator destroy it or all abort it; mixed, they hang.
+            self.comm.Barrier()
         with self._lock:
             process_group, self._process_group = self._process_group, None
         if process_group is not None:

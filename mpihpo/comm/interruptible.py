@@ -255,6 +255,9 @@ def _inheriting(name: str) -> Callable[..., MPI.Comm]:
     make = getattr(MPI.Intracomm, name)
 
     def call(self: InterruptibleComm, *args: Any, **kwargs: Any) -> MPI.Comm:
+        if name != "Create_group":  # that one is collective over the new members only
+            # MPI cannot be left in here, so that it is entered when all ranks have arrived.
+            self.Barrier()
         made: MPI.Comm = make(self, *args, **kwargs)
         if made == MPI.COMM_NULL:
             return made

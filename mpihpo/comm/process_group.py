@@ -9,49 +9,69 @@ import gc
 import os
 import sys
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 
 from mpihpo.comm import sockets
+from mpihpo.comm.devices import DeviceChoice, Surroundings
 from mpihpo.comm.store import LISTENS, MpiStore, StoreMail
 from mpihpo.errors import CommError, TeardownError
 
 _NCCL_ENVIRONMENT = {
     # The runtime aborts a failed group itself; torch's watchdog would end the process.
     "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
-    # The heartbeat monitor polls the store from C++ for ever, and this store lives in Python.
+    # The heartbeat monitor must not end the process either: a long compilation is no fault.
     "TORCH_NCCL_ENABLE_MONITORING": "0",
+    # It would still ask the store every second, from a thread that needs the interpreter's lock
+    # while a dying process group waits for the thread with the lock held.
+    "TORCH_NCCL_DUMP_ON_TIMEOUT": "0",
 }
 
 
-def choose_backend(wanted: str, *, ranks_per_node: int) -> str | None:
-    """The backend for ``wanted`` (``auto``, ``nccl``, ``gloo``, ``none``) on this node; local.
-
-    NCCL needs a GPU of its own for every rank of a node.
-    """
-    if wanted == "none":
-        return None
-    if wanted != "auto":
-        return wanted
-    has_gpus = torch.cuda.is_available() and torch.cuda.device_count() >= ranks_per_node
-    return "nccl" if has_gpus and dist.is_nccl_available() else "gloo"
+def look_around(*, local_rank: int, ranks_on_node: int) -> Surroundings:
+    """What this rank sees; opens no CUDA context. Local."""
+    return Surroundings(
+        visible_gpus=torch.cuda.device_count() if torch.cuda.is_available() else 0,
+        ranks_on_node=ranks_on_node,
+        local_rank=local_rank,
+        has_nccl=dist.is_nccl_available(),
+    )
 
 
-def choose_device(backend: str | None, local_rank: int) -> torch.device:
+def take_device(choice: DeviceChoice) -> torch.device:
     """The device of this rank, made current; local.
 
-    One visible GPU is the rank's own, whatever its number (a launcher may hide the others); of
-    several the node-local rank picks one. It is set before any other CUDA call, or every rank of a
-    node would open a context on the first GPU.
+    It is set before any other CUDA call, or every rank of a node would open a context on the first
+    GPU.
     """
-    if backend is None or not torch.cuda.is_available():
+    if choice.gpu is None:
         return torch.device("cpu")
-    device = torch.device("cuda", local_rank % torch.cuda.device_count())
+    device = torch.device("cuda", choice.gpu)
     torch.cuda.set_device(device)
     return device
+
+
+@contextmanager
+def nccl_environment(backend: str | None) -> Iterator[None]:
+    """What torch is told by environment variables about NCCL groups, and put back; local.
+
+    Held as long as groups are built: a training function may build some of its own.
+    """
+    wanted = _NCCL_ENVIRONMENT if backend == "nccl" else {}
+    before = {name: os.environ.get(name) for name in wanted}
+    os.environ.update(wanted)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def warm_up(device: torch.device) -> None:
@@ -95,6 +115,7 @@ class DefaultGroup:
         self._store = MpiStore(mail, serial, ranks, rank, timeout_seconds, check)
         self._timeout = timedelta(seconds=timeout_seconds)
         self._built = False
+        self._is_default = False
 
     def build(self) -> None:
         """Build it and make it torch's default; collective over the members.
@@ -104,12 +125,15 @@ class DefaultGroup:
         """
         if dist.is_initialized():
             raise CommError("torch.distributed already has a default process group in this process")
-        if self._backend == "nccl":
-            for name, value in _NCCL_ENVIRONMENT.items():
-                os.environ.setdefault(name, value)
         # Each init wraps sys.excepthook and destroy does not unwrap it: after some hundred groups a
         # traceback would end in a RecursionError.
         excepthook = sys.excepthook
+        # torch numbers its groups by a counter of the process, names the keys by it, and sets it
+        # back only when it destroys a default group: after a build that failed, or was never
+        # begun on a rank, the members would wait for keys of different names.
+        dist.distributed_c10d._world.group_count = 0
+        # The group's own time-out, of half an hour, is for collectives.
+        self._store.longest_seconds = self._timeout.total_seconds()
         try:
             dist.init_process_group(
                 backend="cpu:gloo,cuda:nccl" if self._backend == "nccl" else "gloo",
@@ -122,9 +146,27 @@ class DefaultGroup:
             raise CommError(f"process group over ranks {self._ranks}: {error}") from error
         finally:
             sys.excepthook = excepthook
+            self._store.longest_seconds = None
+        self._is_default = True
         for port in sockets.listening_ports(self._before):
             self._store.set(f"{LISTENS}{self._rank}/{port}", b"")
+        if self._backend == "nccl":
+            self._connect()
         self._built = True
+
+    def _connect(self) -> None:
+        """Make the NCCL communicator; collective over the members.
+
+        Otherwise the first collective makes it, and a rank that waits there for one that has failed
+        could not be released: NCCL cannot abort a communicator that is not there yet.
+        """
+        group = dist.group.WORLD
+        assert group is not None
+        device = torch.device("cuda", torch.cuda.current_device())
+        try:
+            group._get_backend(device).eager_connect_single_device(device)
+        except Exception as error:
+            raise CommError(f"NCCL over ranks {self._ranks}: {error}") from error
 
     def destroy(self) -> None:
         """The normal end: destroy it; collective over the members.
@@ -154,15 +196,16 @@ class DefaultGroup:
         if ports:
             sockets.shut_down(self._before, ports)
         if self._built and self._backend == "nccl":
+            # Those that a training function has made too; no public name lists them.
             for group in list(dist.distributed_c10d._world.pg_names):
-                group.abort()
+                _abort(group)
 
     def abort(self) -> None:
         """The end after a failure: release the peers and forget the group; local, never waits."""
         self.release()
         self._built = False
         try:
-            if dist.is_initialized():
+            if self._is_default and dist.is_initialized():
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
                     dist.destroy_process_group()
@@ -171,3 +214,13 @@ class DefaultGroup:
             # Failed training functions leave cycles (traceback, frame, reducer) that hold the
             # group.
             gc.collect()
+
+
+def _abort(group: dist.ProcessGroup) -> None:
+    """Make its NCCL kernels end; local. `ProcessGroup.abort` itself is newer than torch 2.6."""
+    try:
+        backend = group._get_backend(torch.device("cuda"))
+    except RuntimeError:
+        return  # a group for the CPU
+    if isinstance(backend, dist.ProcessGroupNCCL):
+        backend.abort()

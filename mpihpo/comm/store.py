@@ -99,6 +99,8 @@ class MpiStore(Store):
         self._asked = 0
         self._timeout_seconds = timeout_seconds
         self._check = check
+        self.longest_seconds: float | None = None
+        """No wait is longer, whatever its caller asks for; None: as long as that."""
         mail.open(self)
 
     # What the process group calls, from Python and from C++ threads.
@@ -121,6 +123,8 @@ class MpiStore(Store):
             RuntimeError: The time is over; names the keys that are missing.
         """
         seconds = self._timeout_seconds if timeout is None else timeout.total_seconds()
+        if self.longest_seconds is not None:
+            seconds = min(seconds, self.longest_seconds)
         if not self._pump_until(lambda: all(key in self._values for key in keys), seconds):
             missing = [key for key in keys if key not in self._values]
             raise RuntimeError(

@@ -73,8 +73,6 @@ class World:
         """Name of each world rank's node."""
         self.node_of: tuple[int, ...] = _numbered(self.node_names)
         """Number of each world rank's node, by first appearance."""
-        self.local_rank: int = self.node_names[: self.rank].count(name)
-        self.ranks_per_node: int = max(self.node_names.count(each) for each in set(self.node_names))
         self.registry = Registry()
         self.mailbox = Mailbox(self.comm)
         self.serve: Callable[[], None] = lambda: None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TextIO
 
 from rich.console import Console, Group, RenderableType
@@ -22,10 +23,19 @@ _FIXED_LINES = 6
 
 
 class LiveView:
-    """A compact picture of the job, redrawn in place at the bottom of the terminal."""
+    """A compact picture of the job, redrawn in place at the bottom of the terminal.
 
-    def __init__(self, stream: TextIO, state: JobState) -> None:
+    Args:
+        stream: Where to draw.
+        state: What to draw.
+        size: Columns and lines of the terminal; None: as the stream or the environment says.
+    """
+
+    def __init__(
+        self, stream: TextIO, state: JobState, size: Callable[[], tuple[int, int]] | None = None
+    ) -> None:
         self._state = state
+        self._size = size
         self._drawn = float("-inf")
         self._now = 0.0
         self._console = Console(file=stream, force_terminal=True, highlight=False)
@@ -57,6 +67,8 @@ class LiveView:
 
     def picture(self) -> RenderableType:
         """What to draw now, no larger than the terminal."""
+        if self._size is not None:
+            self._console.size = self._size()
         width, height = self._console.size
         rungs = self._rungs(width)
         room = max(1, height - _FIXED_LINES - len(self._state.plan))

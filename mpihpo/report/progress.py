@@ -22,6 +22,7 @@ from mpihpo.records import (
     best_outcome,
     epochs_text,
 )
+from mpihpo.report.terminal import find_terminal
 from mpihpo.results.encoding import format_ranks
 from mpihpo.results.summary import format_value
 
@@ -94,10 +95,11 @@ class Progress:
         self._is_open = True
         self._state = JobState(total_plan, world_size, objective)
         self._live: LiveView | None = None
-        if (stream.isatty() if interactive is None else interactive) and find_spec("rich"):
+        terminal = find_terminal(stream) if interactive is None else None
+        if (interactive or terminal is not None) and find_spec("rich"):
             from mpihpo.report.live import LiveView
 
-            self._live = LiveView(stream, self._state)
+            self._live = LiveView(stream, self._state, None if terminal is None else terminal.size)
         self._second = -1
         self._lines = 0
         self._held_back = 0

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpihpo.errors import MpihpoError, ResultsError
+from mpihpo.results.encoding import runs_of
 from mpihpo.results.summary import counted, format_seconds, format_value
 
 if TYPE_CHECKING:
@@ -33,6 +34,7 @@ def draw_timeline(results: Results, path: str | os.PathLike[str]) -> None:
         ResultsError: matplotlib is missing, the suffix is unknown, or the file cannot be written.
     """
     try:
+        from matplotlib import rc_context
         from matplotlib.figure import Figure
     except ImportError:
         raise ResultsError("the timeline needs matplotlib: pip install 'mpihpo[report]'") from None
@@ -46,13 +48,14 @@ def draw_timeline(results: Results, path: str | os.PathLike[str]) -> None:
     axes = figure.add_axes((0.06, 1.0 / height, width, 1 - 2.0 / height), facecolor=_IDLE)
     _Drawing(results, figure, axes).draw()
     try:
-        figure.savefig(target, facecolor="white", metadata=_metadata(target))
+        with rc_context({"svg.hashsalt": "mpihpo"}):
+            figure.savefig(target, facecolor="white", metadata=_metadata(target))
     except OSError as error:
         raise ResultsError(f"{target}: cannot be written: {error.strerror}") from error
 
 
 def _metadata(target: Path) -> dict[str, Any]:
-    """No date, so that the same results make the same file."""
+    """No date (nor random names, above), so that the same results make the same file."""
     return {"Date": None} if target.suffix.lower() == ".svg" else {}
 
 
@@ -141,10 +144,16 @@ class _Drawing:
                 color=_INK,
             )
 
-    def _runs(self) -> Iterable[tuple[Any, int, int]]:
-        """Each evaluation with each of its runs of ranks: (row, first rank, ranks)."""
-        for run in self._results.evaluation_ranks:
-            yield self._evaluations[run["evaluation"]], int(run["first_rank"]), int(run["ranks"])
+    def _runs(self) -> Iterator[tuple[int, int, int]]:
+        """Each evaluation's runs of neighbouring ranks, highest number last: (row, first, ranks).
+
+        The table has the ranks in the order of the group; on paper, 3 and 2 are neighbours.
+        """
+        members: dict[int, list[int]] = {}
+        for row, first, ranks in self._results.evaluation_ranks.tolist():
+            members.setdefault(row, []).extend(range(first, first + ranks))
+        for row, ranks in members.items():
+            yield from ((row, first, count) for first, count in runs_of(sorted(ranks)))
 
     def _blocks(self) -> None:
         from matplotlib.collections import PolyCollection
@@ -157,9 +166,8 @@ class _Drawing:
         best: list[Any] = []
         outlines: list[float] = []
         widest: dict[int, tuple[int, int]] = {}
-        for index, (row, first, count) in zip(
-            self._results.evaluation_ranks["evaluation"].tolist(), self._runs(), strict=True
-        ):
+        for index, first, count in self._runs():
+            row = self._evaluations[index]
             low, high = first - 0.5 + gap, first + count - 0.5 - gap
             start, stop = float(row["t_start"]), float(row["t_stop"])
             block = _box(start, stop, low, high)

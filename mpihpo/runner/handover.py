@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 _PACK_BELOW_BYTES = 1 << 18
 _PACK_BYTES = 1 << 25
-_LARGEST_BYTES = 1 << 30  # gloo and MPI take 32-bit counts
+_LARGEST_BYTES = 1 << 28  # gloo and MPI take 32-bit counts, and a GPU needs room for one piece
 
 
 def send_state(mailbox: Mailbox, state: KeptState | None, rank: int) -> None:
@@ -148,9 +148,10 @@ def _process_group_broadcast(device: Any) -> Callable[[memoryview, int], None]:
         if device.type == "cpu":
             dist.broadcast(host, source)
             return
-        staged = host.to(device)
+        is_source = dist.get_rank() == source
+        staged = host.to(device) if is_source else torch.empty_like(host, device=device)
         dist.broadcast(staged, source)
-        if dist.get_rank() != source:
+        if not is_source:
             host.copy_(staged)
 
     return send

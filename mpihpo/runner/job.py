@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import platform
 import signal
 import sys
@@ -29,6 +28,7 @@ from mpihpo.runner.dispatcher import Dispatcher
 from mpihpo.runner.orders import Leave
 from mpihpo.runner.recorder import JOURNAL, Recorder
 from mpihpo.runner.state import Keeper
+from mpihpo.runner.torch_set_up import torch_set_up
 from mpihpo.runner.worker import Worker
 from mpihpo.schedule import scheduler_class
 from mpihpo.search import build_searcher
@@ -108,7 +108,7 @@ def _run(
     train = _load_on_every_rank(world, settled, train, folder)
     directory = world.on_root(lambda: _make_directory(output or settled.output))
     with ExitStack() as stack:
-        backend, device = stack.enter_context(_torch_set_up(world, settled))
+        backend, device = stack.enter_context(torch_set_up(world, settled))
         keeper = Keeper()
         # Every rank's clock starts when all have arrived; their skew is that of a barrier.
         world.comm.Barrier()
@@ -122,7 +122,7 @@ def _run(
         world.serve = agent.serve
         stack.callback(setattr, world, "serve", lambda: None)
         tables, reason, fault = None, "", None
-        training = range(world.size - settled.training_ranks(world.size), world.size)
+        training = settled.training_range(world.size)
         recorder = None
         dispatcher = None
         thread = None
@@ -228,33 +228,6 @@ def _make_directory(output: str | Path | None) -> Path | None:
     except OSError as error:
         raise ExperimentError("output", f"{directory} cannot be made: {error.strerror}") from error
     return directory
-
-
-@contextmanager
-def _torch_set_up(world: World, experiment: Experiment) -> Iterator[tuple[str | None, Any]]:
-    """Backend and device of this rank; loads torch if wanted. Collective over the world."""
-    if experiment.process_group == "none":
-        yield None, "cpu"
-        return
-    from mpihpo.comm.process_group import choose_backend, choose_device, warm_up
-    from mpihpo.comm.sockets import loopback_interface
-
-    wanted = experiment.process_group
-    own = choose_backend(wanted, ranks_per_node=world.ranks_per_node)
-    chosen = world.comm.allgather(own)
-    backend = own if len(set(chosen)) == 1 else "gloo"  # NCCL needs a GPU for every rank
-    device = choose_device(backend, world.local_rank)
-    warm_up(device)
-    # gloo asks the resolver for this host's address; on one node the loopback needs no resolver.
-    name = "GLOO_SOCKET_IFNAME"
-    set_here = len(set(world.node_names)) == 1 and name not in os.environ
-    if set_here:
-        os.environ[name] = loopback_interface()
-    try:
-        yield backend, device
-    finally:
-        if set_here:
-            os.environ.pop(name, None)
 
 
 def _recorder(

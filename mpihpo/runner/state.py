@@ -142,8 +142,8 @@ def take_tree(tree: Any, *, copy: bool) -> Part:
     leaves: list[Any] = []
 
     def place(value: Any) -> Any:
-        if isinstance(value, np.ndarray) and value.dtype.hasobject:
-            return value  # no plain memory: it travels in the skeleton
+        if isinstance(value, np.ndarray) and not _is_plain_memory(value.dtype):
+            return value  # it travels in the skeleton
         leaf = _on_host(value, copy=copy)
         leaves.append(leaf)
         return Leaf(len(leaves) - 1, _is_tensor(leaf), str(leaf.dtype), tuple(leaf.shape))
@@ -250,11 +250,16 @@ def _same_type(tree: dict[Any, Any], mapped: dict[Any, Any]) -> Any:
 
 def _on_host(value: Any, *, copy: bool) -> Any:
     if isinstance(value, np.ndarray):
-        return np.array(value, order="C") if copy else np.ascontiguousarray(value)
+        return np.array(value, order="C") if copy else np.asarray(value, order="C")
     host = value.detach().to("cpu")
     if copy and host.data_ptr() == value.data_ptr():
         host = host.clone()
     return host.contiguous()
+
+
+def _is_plain_memory(dtype: np.dtype[Any]) -> bool:
+    """Whether the name of the type says all of it, and its values are bytes."""
+    return not dtype.hasobject and dtype.names is None and dtype.itemsize > 0
 
 
 def _tensor_types() -> tuple[type, ...]:

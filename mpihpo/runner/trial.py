@@ -45,7 +45,7 @@ class Trial:
     world_size: int
     """Ranks of the trial's group."""
     local_rank: int
-    """This rank among those of its node."""
+    """This rank among those of its node that train."""
     device: Any
     """`torch.device` of this rank; the text ``cpu`` with ``process_group: none``."""
     directory: Path | None
@@ -213,8 +213,9 @@ class Trial:
         # An attached model is the same on all ranks by now: no second broadcast.
         if any(model is thing for thing in self._attached.values()):
             options.setdefault("init_sync", False)
-        if self.device.type == "cuda":
-            options.setdefault("device_ids", [self.device.index])
+        if {parameter.device for parameter in model.parameters()} == {self.device}:
+            index = self.device.index  # None on the CPU, where device_ids must not be given
+            options.setdefault("device_ids", None if index is None else [index])
         return DistributedDataParallel(model, **options)
 
     def loader(self, dataset: Any, *, shuffle: bool = True, **options: Any) -> Any:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpihpo.comm.devices import place_on_node
 from mpihpo.comm.group import Group
 from mpihpo.comm.mailbox import Tag
 from mpihpo.comm.waiting import wait_until
@@ -90,6 +91,8 @@ class Worker:
         self._backend, self._device, self._directory = backend, device, directory
         self._keeper, self._agent = keeper, agent
         self._clock = clock
+        training = experiment.training_range(world.size)
+        self._local_rank, _ = place_on_node(world.node_of, world.rank, training)
         self._cache: dict[str, Any] = {}
         self._last_progress = 0.0
 
@@ -167,7 +170,7 @@ class Worker:
         if course.failure is None:
             try:
                 group.free()
-            except Exception as error:
+            except (Exception, GroupAborted) as error:
                 self._fail(group, course, error)
         if course.failure is not None:
             group.abort()
@@ -246,7 +249,7 @@ class Worker:
                 world_size=group.size,
             ),
             device=self._device,
-            local_rank=self._world.local_rank,
+            local_rank=self._local_rank,
             directory=directory,
             arguments=self._experiment.arguments,
             cache=self._cache,
@@ -300,13 +303,13 @@ class Worker:
         if cause is not None:
             course.failure = cause
             return
-        lines = traceback.format_exception(type(error), error, error.__traceback__)
-        message = " ".join(str(error).split())[:500]
+        # Copes with an error that cannot even say what it is.
+        told = traceback.TracebackException.from_exception(error)
         course.failure = Failure(
             rank=self._world.rank,
             kind=type(error).__name__,
-            message=message,
-            traceback="".join(lines),
+            message=" ".join(str(told).split())[:500],
+            traceback="".join(told.format()),
         )
         for member in group.ranks:
             if member != self._world.rank:

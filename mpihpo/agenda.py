@@ -1,9 +1,9 @@
 """The agenda: which evaluations come next, in the order in which they should start.
 
-It stands between the coordinator, which gives ranks away, and the scheduler and searcher, which know
-of no failures and no restarts. The scheduler is told once how each evaluation that it handed out
-ended: a failed one that is tried again is not told yet, one that an earlier job did is told from
-the record and never starts.
+It stands between the coordinator, which gives ranks away, and the scheduler and searcher, which
+know of no failures and no restarts. The scheduler is told once how each evaluation that it handed
+out ended: a failed one that is tried again is not told yet, one that an earlier job did is told
+from the record and never starts.
 """
 
 from __future__ import annotations

@@ -39,13 +39,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "check":
             return _check(arguments.experiment, arguments.set, arguments.ranks)
-        from mpihpo.runner.job import main as run_job
+        from mpihpo.runner.command import main as run_job
 
         return run_job(
             arguments.experiment,
             output=arguments.output,
             overrides=arguments.set,
             quiet=arguments.quiet,
+            resume=arguments.resume,
+            force=arguments.force,
         )
     except MpihpoError as error:
         sys.stderr.write(f"mpihpo: {' '.join(str(error).split())}\n")
@@ -76,6 +78,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_experiment(run)
     run.add_argument(
         "--output", metavar="DIR", help="folder of the results, instead of the experiment's"
+    )
+    run.add_argument(
+        "--resume", action="store_true", help="go on with the run that is in the output folder"
+    )
+    run.add_argument(
+        "--force",
+        action="store_true",
+        help="resume although the space, the training function or the schedule has changed",
     )
     run.add_argument("--quiet", action="store_true", help="report warnings and errors only")
 

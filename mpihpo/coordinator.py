@@ -357,7 +357,7 @@ class Coordinator:
         if trial_id is None or trial_id == self._best_id or self._agenda.is_live(trial_id):
             return
         if trial_id in self._kept:
-            self._due.append(Drop(trial_id, self._kept.pop(trial_id)))
+            self._due.append(Drop(trial_id, self._kept.pop(trial_id), has_ended=True))
 
     def _account(self, now: float) -> None:
         busy = self._pool.size - self._pool.free

@@ -25,6 +25,8 @@ class Drop:
 
     trial_id: int
     ranks: tuple[int, ...]
+    has_ended: bool = False
+    """The trial cannot be promoted any more: what is on the disk goes too."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,8 @@
 """One job at a time writes a run's folder.
 
-File locks fail or lie on parallel file systems, so the lock is a file that is made only if it is not
-there, says who made it, and is touched again and again: one that was not touched for long, or whose
-process is gone from this host, belongs to a job that was killed.
+File locks fail or lie on parallel file systems, so the lock is a file that is made only if it is
+not there, says who made it, and is touched again and again: one that was not touched for long, or
+whose process is gone from this host, belongs to a job that was killed.
 """
 
 from __future__ import annotations

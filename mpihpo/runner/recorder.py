@@ -1,15 +1,15 @@
 """Writes down what happens: journal, tables, progress. One rank has one.
 
 The journal says that an evaluation finished only when its state is on the disk too, so that a later
-job can go on from every outcome it finds. Entries wait for that in their order. They also wait while
-the disk is full or away: the work goes on in memory and is written when it can be.
+job can go on from every outcome it finds. Entries wait for that in their order. They also wait
+while the disk is full or away: the work goes on in memory and is written when it can be.
 """
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ from mpihpo.results.journal import Journal
 from mpihpo.results.tables import ResultTables
 from mpihpo.runner.lock import RunLock
 from mpihpo.runner.resume import EarlierRun
-from mpihpo.runner.saved_state import saved_states
+from mpihpo.runner.saved_state import saved_states, state_path
 
 RESULTS = "results.h5"
 JOURNAL = "journal.jsonl"
@@ -41,9 +41,12 @@ CHECKPOINTS = "checkpoints"
 _RETRY_SECONDS = 5.0
 
 
+_DROP = "drop"
+
+
 @dataclass(slots=True)
 class _Entry:
-    """One journal entry that is not written yet."""
+    """One journal entry that is not written yet, or a deletion that waits for those before it."""
 
     kind: str
     fields: dict[str, Any]
@@ -94,6 +97,7 @@ class Recorder:
         )
         self.tables.add_ladder(planned)
         self._known: set[int] = set()
+        self._on_disk: defaultdict[int, set[int]] = defaultdict(set)  # epochs saved, by trial
         self._rungs = 0  # closed ones that the journal has
 
     @contextmanager
@@ -128,6 +132,9 @@ class Recorder:
         outcomes = [step for step in earlier.history.steps if isinstance(step, Outcome)]
         for outcome in outcomes:
             self.tables.add(outcome)
+        assert self._directory is not None
+        for trial_id, epoch in saved_states(self._directory / CHECKPOINTS):
+            self._on_disk[trial_id].add(epoch)
         self._rungs = sum(entry["kind"] == "rung" for entry in earlier.journal.entries)
         if earlier.journal.problem is not None:
             self.note("loss", f"journal: {earlier.journal.problem}")
@@ -147,7 +154,10 @@ class Recorder:
         try:
             while self._queue and self._queue[0].waits_for is None:
                 entry = self._queue[0]
-                self._journal.append(entry.kind, **entry.fields)
+                if entry.kind == _DROP:
+                    self._delete(**entry.fields)
+                else:
+                    self._journal.append(entry.kind, **entry.fields)
                 self._queue.popleft()
         except ResultsError as error:
             self._trouble(str(error))
@@ -194,6 +204,8 @@ class Recorder:
 
     def saved(self, trial_id: int, epoch: int, problem: str | None) -> None:
         """A trial's state is on the disk, or cannot be."""
+        if problem is None:
+            self._on_disk[trial_id].add(epoch)
         for entry in self._queue:
             if entry.waits_for == (trial_id, epoch):
                 entry.waits_for = None
@@ -205,12 +217,19 @@ class Recorder:
         self._write_entries()
 
     def drop(self, trial_id: int, *, but: int | None = None) -> None:
-        """Delete a trial's saved states, all or all but that of one epoch."""
-        if self._directory is None:
-            return
-        for _, epoch, path in saved_states(self._directory / CHECKPOINTS, trial_id):
-            if epoch != but:
-                path.unlink(missing_ok=True)
+        """Delete a trial's saved states, all or all but one epoch's, after what is queued."""
+        if self._journal is not None:
+            self._queue.append(_Entry(_DROP, {"trial_id": trial_id, "but": but}))
+            self._write_entries()
+
+    def _delete(self, trial_id: int, but: int | None) -> None:
+        assert self._directory is not None
+        for epoch in self._on_disk.pop(trial_id, set()):
+            if epoch == but:
+                self._on_disk[trial_id] = {epoch}
+                continue
+            with suppress(OSError):  # it takes room, and does no other harm
+                state_path(self._directory / CHECKPOINTS, trial_id, epoch).unlink()
 
     def rung_closed(self, result: RungResult, now: float) -> None:
         """A rung is over: the results file is written anew."""

@@ -72,7 +72,7 @@ def read_run(directory: Path, journal: str, checkpoints: str) -> EarlierRun:
                 saved[entry["trial"]].add(outcome.allocation.evaluation.stop)
         elif kind == "finish":
             seconds = max(seconds, entry["seconds"])
-    for trial_id, epoch, _ in saved_states(directory / checkpoints):
+    for trial_id, epoch in saved_states(directory / checkpoints):
         saved[trial_id].add(epoch)
     return EarlierRun(
         provenance=decode_experiment(content.entries[0]),
@@ -121,7 +121,7 @@ def check_same(experiment: Experiment, train_digest: str | None, earlier: Earlie
 
 
 def digest_of(train: Callable[..., Any]) -> str | None:
-    """Twelve hexadecimal digits for the file that a training function is in; None if there is none."""
+    """Twelve hexadecimal digits for the file of a training function; None if it has none."""
     try:
         source = inspect.getsourcefile(inspect.unwrap(train))
         return None if source is None else _digest(Path(source).read_bytes())

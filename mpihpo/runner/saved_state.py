@@ -1,8 +1,9 @@
 """A trial's kept state on disk, from which a later job goes on.
 
-One ``.npz`` file per state: the leaves as plain bytes, the rest as JSON with tags for what it lacks.
-Nothing in it is ever unpickled, so a run's folder may come from anybody; every member of the archive
-carries a CRC-32, and the trial and epoch stand inside, so that a damaged or misplaced file is refused.
+One ``.npz`` file per state: the leaves as plain bytes, the rest as JSON with tags for what it
+lacks. Nothing in it is ever unpickled, so a run's folder may come from anybody; every member of the
+archive carries a CRC-32, and the trial and epoch stand inside, so that a damaged or misplaced file
+is refused.
 """
 
 from __future__ import annotations
@@ -34,11 +35,11 @@ def state_path(folder: Path, trial_id: int, epoch: int) -> Path:
     return folder / f"trial-{trial_id}-epoch-{epoch}.npz"
 
 
-def saved_states(folder: Path, trial_id: int | None = None) -> Iterable[tuple[int, int, Path]]:
-    """Trial, epoch and path of every saved state in a folder, or of one trial's only."""
-    for path in sorted(folder.glob(f"trial-{'*' if trial_id is None else trial_id}-epoch-*.npz")):
+def saved_states(folder: Path) -> Iterable[tuple[int, int]]:
+    """Trial and epoch of every saved state in a folder."""
+    for path in sorted(folder.glob("trial-*.npz")):
         if match := _NAME.fullmatch(path.name):
-            yield int(match[1]), int(match[2]), path
+            yield int(match[1]), int(match[2])
 
 
 def write_state(folder: Path, state: KeptState) -> Path:
@@ -139,7 +140,7 @@ def _encode(name: str, tree: Any) -> Any:
     if torch is not None and isinstance(tree, (torch.dtype, torch.device)):
         return [type(tree).__name__, str(tree)]
     raise StateError(
-        f"attach({name}=...): its state holds a {type(tree).__name__}, which cannot be saved to disk; "
+        f"attach({name}=...): its state holds a {type(tree).__name__}, which cannot be saved; "
         f"expected tensors, arrays, numbers, text, None and lists, tuples and dicts of them"
     )
 

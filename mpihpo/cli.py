@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -32,6 +33,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     Returns:
         The exit status.
     """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        # Configurations and errors hold any text, and a batch job's output is often plain ASCII.
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         arguments = _parser().parse_args(argv)
     except SystemExit as end:

@@ -144,15 +144,26 @@ class Group:
         if process_group is not None:
             process_group.abort()
             self.world.registry.closed("process group", self.serial)
-        self._free_comm()
+        if self.size == 1:
+            self._free_comm()
+        else:
+            self._set_comm_aside()
+
+    def _set_comm_aside(self) -> None:
+        """Keep it until the process ends, never free it; local.
+
+        A later communicator would be given its context, and receive what members of this one still
+        sent each other. And MPI may still write into the buffers of what was left half-way.
+        """
+        comm, self._comm = self._comm, None
+        if comm is not None:
+            self.world.registry.keep(comm)
+            self.world.registry.closed("communicator", self.serial)
 
     def _free_comm(self) -> None:
         comm, self._comm = self._comm, None
         if comm is None:
             return
-        if comm.left:
-            # MPI may still write into the buffers of collectives that were left half-way.
-            self.world.registry.keep(comm)
         try:
             MPI.Comm.Free(comm)
         except MPI.Exception as error:

@@ -8,7 +8,7 @@ check may raise. Python-object collectives are built from the buffer ones.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -20,7 +20,7 @@ from mpihpo.comm.waiting import wait_until
 _COLLECTIVES = (
     *("Barrier", "Bcast", "Gather", "Gatherv", "Scatter", "Scatterv", "Allgather", "Allgatherv"),
     *("Alltoall", "Alltoallv", "Alltoallw", "Reduce", "Allreduce"),
-    *("Reduce_scatter_block", "Reduce_scatter", "Scan", "Exscan"),
+    *("Reduce_scatter_block", "Scan", "Exscan"),
 )
 _MAKERS = ("Dup", "Clone", "Split", "Split_type", "Create", "Create_group")
 
@@ -88,6 +88,45 @@ class InterruptibleComm(MPI.Intracomm):
         wait_until(lambda: self.Iprobe(source, tag, status), check=self.check)
         return True
 
+    def Mprobe(
+        self,
+        source: int = MPI.ANY_SOURCE,
+        tag: int = MPI.ANY_TAG,
+        status: MPI.Status | None = None,
+    ) -> MPI.Message:
+        """As `MPI.Comm.Mprobe`, interruptible."""
+        return self._matched(self.Improbe, source, tag, status)
+
+    def probe(
+        self,
+        source: int = MPI.ANY_SOURCE,
+        tag: int = MPI.ANY_TAG,
+        status: MPI.Status | None = None,
+    ) -> Literal[True]:
+        """As `MPI.Comm.probe`, interruptible."""
+        return self.Probe(source, tag, status)
+
+    def mprobe(
+        self,
+        source: int = MPI.ANY_SOURCE,
+        tag: int = MPI.ANY_TAG,
+        status: MPI.Status | None = None,
+    ) -> MPI.Message:
+        """As `MPI.Comm.mprobe`, interruptible."""
+        return self._matched(self.improbe, source, tag, status)
+
+    def _matched(self, probe: Callable[..., MPI.Message | None], *arguments: Any) -> MPI.Message:
+        found: list[MPI.Message] = []
+
+        def arrived() -> bool:
+            message = probe(*arguments)
+            if message is not None:
+                found.append(message)
+            return message is not None
+
+        wait_until(arrived, check=self.check)
+        return found[0]
+
     def Sendrecv(
         self,
         sendbuf: Any,
@@ -102,6 +141,23 @@ class InterruptibleComm(MPI.Intracomm):
         request = self.Isend(sendbuf, dest, sendtag)
         self.Recv(recvbuf, source, recvtag, status)
         self._wait(request, sendbuf)
+
+    def Sendrecv_replace(
+        self,
+        buf: Any,
+        dest: int,
+        sendtag: int = 0,
+        source: int = MPI.ANY_SOURCE,
+        recvtag: int = MPI.ANY_TAG,
+        status: MPI.Status | None = None,
+    ) -> None:
+        """As `MPI.Comm.Sendrecv_replace`, interruptible where MPI is of version 4 or newer."""
+        try:
+            request = self.Isendrecv_replace(buf, dest, sendtag, source, recvtag)
+        except NotImplementedError:
+            super().Sendrecv_replace(buf, dest, sendtag, source, recvtag, status)
+            return
+        self._wait(request, buf, status=status)
 
     def send(self, obj: Any, dest: int, tag: int = 0) -> None:
         """As `MPI.Comm.send`, interruptible."""
@@ -120,16 +176,7 @@ class InterruptibleComm(MPI.Intracomm):
         status: MPI.Status | None = None,
     ) -> Any:
         """As `MPI.Comm.recv`, interruptible; ``buf`` is not needed and not used."""
-        found: list[MPI.Message] = []
-
-        def arrived() -> bool:
-            message = self.improbe(source, tag, status)
-            if message is not None:
-                found.append(message)
-            return message is not None
-
-        wait_until(arrived, check=self.check)
-        return found[0].recv()
+        return self.mprobe(source, tag, status).recv()
 
     def sendrecv(
         self,
@@ -146,6 +193,21 @@ class InterruptibleComm(MPI.Intracomm):
         received = self.recv(recvbuf, source, recvtag, status)
         self._wait(request)
         return received
+
+    # A collective that begins with another one.
+
+    def Reduce_scatter(
+        self,
+        sendbuf: Any,
+        recvbuf: Any,
+        recvcounts: Sequence[int] | None = None,
+        op: MPI.Op = MPI.SUM,
+    ) -> None:
+        """As `MPI.Comm.Reduce_scatter`, interruptible."""
+        if recvcounts is None:  # mpi4py would gather them by a call that cannot be left
+            recvcounts = self.allgather(_length(recvbuf))
+        request = self.Ireduce_scatter(sendbuf, recvbuf, recvcounts, op)
+        self._wait(request, sendbuf, recvbuf, recvcounts)
 
     # Collectives of Python objects, over the buffer ones.
 
@@ -225,6 +287,14 @@ class InterruptibleComm(MPI.Intracomm):
         """As `MPI.Comm.exscan`, interruptible; None on rank 0."""
         folded = list(accumulate(self.allgather(sendobj), op))
         return folded[self.rank - 1] if self.rank else None
+
+
+def _length(buffer: Any) -> int:
+    """Number of elements that a buffer, or a list of a buffer and its count, names."""
+    parts = list(buffer) if isinstance(buffer, (list, tuple)) else [buffer]
+    if len(parts) > 1 and isinstance(parts[1], int):
+        return parts[1]
+    return int(np.asarray(parts[0]).size)
 
 
 def _starts(lengths: Any) -> Any:

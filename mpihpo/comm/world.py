@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import threading
 from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
@@ -12,7 +13,7 @@ from mpi4py import MPI
 from mpihpo.comm.interruptible import InterruptibleComm
 from mpihpo.comm.mailbox import Mailbox
 from mpihpo.comm.waiting import wait_until
-from mpihpo.errors import TeardownError
+from mpihpo.errors import InternalError, TeardownError
 
 T = TypeVar("T")
 
@@ -103,7 +104,7 @@ class World:
             try:
                 answer = (True, function())
             except Exception as error:  # handed to every rank
-                answer = (False, error)
+                answer = (False, _portable(error))
         well, value = self.comm.bcast(answer, 0)
         if well:
             result: T = value
@@ -112,29 +113,49 @@ class World:
 
     def agree(self, error: Exception | None) -> None:
         """Raise the error of the lowest rank that has one, on all; collective over the world."""
-        for each in self.comm.allgather(error):
+        for each in self.comm.allgather(None if error is None else _portable(error)):
             if each is not None:
                 raise each
 
     def close(self) -> None:
-        """Free the duplicate; collective over the world.
+        """Free the duplicate; collective over the world. A second time does nothing.
 
         Raises:
             TeardownError: Communicators or process groups are left over.
         """
-        wait_until(self.mailbox.flushed)
-        self.comm.Barrier()
-        self.mailbox.discard_all()  # late words for groups that are gone
+        if self.comm == MPI.COMM_NULL:
+            return
+        # Late words for groups that are gone. A long one leaves its sender only when it is
+        # received, so that every rank receives until all are here with nothing more to send.
+        self._discard_until(self.mailbox.flushed)
+        self._discard_until(self.comm.Ibarrier().Test)
+        self.mailbox.discard_all()
         live = self.registry.live
         MPI.Comm.Free(self.comm)
         if live:
             raise TeardownError(f"left over at the end: {', '.join(live)}")
+
+    def _discard_until(self, ready: Callable[[], bool]) -> None:
+        def discarded_and_ready() -> bool:
+            self.mailbox.discard_all()
+            return ready()
+
+        wait_until(discarded_and_ready)
 
     def __enter__(self) -> World:
         return self
 
     def __exit__(self, *exc: object) -> None:
         self.close()
+
+
+def _portable(error: Exception) -> Exception:
+    """The error, or if it cannot be sent to other ranks one that tells the same."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return InternalError(f"{type(error).__name__}: {error}")
+    return error
 
 
 def _numbered(names: Iterable[str]) -> tuple[int, ...]:

@@ -70,8 +70,8 @@ def test_one_line_per_outcome_and_rung(progress: Progress, stream: io.StringIO) 
     progress.note("resumed")
     progress.close()
     assert stream.getvalue().splitlines() == [
-        "12.3s trial=7 rung=1 epochs=1-2 ranks=0-1 val_loss=0.4123",
-        "12.4s rung=1 epochs=1-2 evaluated=8 failed=1 promoted=2 best=0.4123",
+        "12.3s trial=7 rung=1 epochs=2 ranks=0-1 val_loss=0.4123",
+        "12.4s rung=1 epochs=2 evaluated=8 failed=1 promoted=2 best=0.4123",
         "resumed",
     ]
 
@@ -100,7 +100,7 @@ def test_the_same_traceback_is_shown_once(progress: Progress, stream: io.StringI
     text = stream.getvalue()
     assert text.count("Traceback") == 2
     assert text.count("line 3") == 1
-    assert "1.0s trial=2 rung=1 epochs=1-2 ranks=0-1 failed error=ValueError: bad 2\n" in text
+    assert "1.0s trial=2 rung=1 epochs=2 ranks=0-1 failed error=ValueError: bad 2\n" in text
     assert "more" not in text
 
 
@@ -122,7 +122,7 @@ def test_plain_without_rich(stream: io.StringIO, monkeypatch: pytest.MonkeyPatch
     progress = Progress(stream, PLAN, 4, OBJECTIVE, interactive=True)
     progress.finished(finished(7), 12.34)
     progress.close()
-    assert stream.getvalue() == "12.3s trial=7 rung=1 epochs=1-2 ranks=0-1 val_loss=0.4123\n"
+    assert stream.getvalue() == "12.3s trial=7 rung=1 epochs=2 ranks=0-1 val_loss=0.4123\n"
 
 
 class TestLive:

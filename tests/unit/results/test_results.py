@@ -23,9 +23,9 @@ SUMMARY = """\
 3 trials (1 completed, 1 failed, 1 stopped) on 5 ranks in 7.0 s, 61 % busy: every rung is closed
 
 rung  epochs  planned  trained  failed  promoted  best loss  closed at
-   0     0-1        3        3       1         1        0.5      3.0 s
-   1     1-3        1        1       0         0        0.7      6.0 s
-   2     3-7        1        -       -         -          -          -
+   0       1        3        3       1         1        0.5      3.0 s
+   1     2-3        1        1       0         0        0.7      6.0 s
+   2     4-7        1        -       -         -          -          -
 
 best: trial 0, loss 0.7 after 3 epochs, on 3 ranks
   lr         0.1

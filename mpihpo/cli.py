@@ -54,7 +54,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             force=arguments.force,
         )
     except MpihpoError as error:
-        sys.stderr.write(f"mpihpo: {' '.join(str(error).split())}\n")
+        if _is_first_process():
+            sys.stderr.write(f"mpihpo: {' '.join(str(error).split())}\n")
         return 2 if isinstance(error, (ExperimentError, ResultsError)) else 70
 
 
@@ -63,9 +64,13 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Leave with status 2."""
-        rank = next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "0")
         line = f"{self.prog}: {message}; see {self.prog} --help\n"
-        self.exit(2, line if rank == "0" else None)
+        self.exit(2, line if _is_first_process() else None)
+
+
+def _is_first_process() -> bool:
+    """Whether this is the process of a job that speaks for all."""
+    return next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "0") == "0"
 
 
 def _parser() -> argparse.ArgumentParser:

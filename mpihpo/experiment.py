@@ -29,7 +29,7 @@ from mpihpo.settings import (
     show,
     to_mapping,
 )
-from mpihpo.train_function import TRAIN_FORM, load_train
+from mpihpo.train_function import TRAIN_FORM, find_modules_in, load_train
 from mpihpo.yaml_file import read_yaml, write_yaml
 
 __all__ = [
@@ -228,6 +228,7 @@ def load_experiment(path: str | os.PathLike[str], overrides: Iterable[str] = ())
         ExperimentError: Names the dotted key (or the file and line), the value and what would be
             right.
     """
+    find_modules_in(Path(path).parent)  # classes that the experiment names
     return Experiment.from_mapping(read_yaml(Path(path), overrides))
 
 

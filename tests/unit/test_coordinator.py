@@ -92,7 +92,7 @@ def test_instructions_of_one_small_experiment() -> None:
         Save,
         Finish,
     ]
-    assert run.log[3] == Drop(0, (0,))
+    assert run.log[3] == Drop(0, (0,), has_ended=True)
     promoted = run.starts[2]
     assert promoted.evaluation.trial == TrialRecord(id=1, config={"x": 1}, seed=trial_seed(17, 1))
     assert (promoted.serial, promoted.ranks) == (2, (1, 0))

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mpihpo.allocation.pace import Pace
-from mpihpo.records import Ending, Evaluation, Outcome, RungResult, Status, TrialRecord
+from mpihpo.records import Ending, Evaluation, Outcome, RungResult, Status, TrialRecord, reached
 from mpihpo.schedule import Propose, Scheduler
 
 if TYPE_CHECKING:
@@ -93,6 +93,8 @@ class Agenda:
 
     def status(self, trial_id: int) -> Status:
         """What became of a trial; pending or parked as long as it waits for ranks."""
+        if trial_id >= self._proposed:  # of an earlier job, and not drawn again so far
+            return Status.PENDING
         return self._live.get(trial_id) or self.scheduler.status(trial_id)
 
     def is_live(self, trial_id: int) -> bool:
@@ -144,7 +146,12 @@ class Agenda:
             chosen, current = current, None
             if was_held:
                 other = self._ask()
-                if other and other.rung > chosen.rung and width(other) <= free:
+                if (
+                    other is not None
+                    and other.rung > chosen.rung
+                    and width(other) <= free
+                    and self._in_time(other, now)
+                ):
                     chosen, current = other, chosen
                 else:
                     current, was_held = other, False
@@ -186,10 +193,13 @@ class Agenda:
     def tell(self, outcome: Outcome) -> bool:
         """Take an outcome; returns False if its evaluation is started again."""
         self._pace.learn(outcome)
-        if self._tries_again(outcome):
-            return False
-        self._pass_on(outcome)
-        return True
+        if not self._is_tried_again(outcome):
+            self._pass_on(outcome)
+            return True
+        evaluation = outcome.allocation.evaluation
+        self._again.append(evaluation)
+        self._move(evaluation.trial.id, Status.PARKED if evaluation.start else Status.PENDING)
+        return False
 
     def _pass_on(self, outcome: Outcome) -> None:
         trial_id = outcome.allocation.evaluation.trial.id
@@ -197,21 +207,21 @@ class Agenda:
         self.scheduler.tell(outcome)
         self._move(trial_id, self.scheduler.status(trial_id))
 
-    def _tries_again(self, outcome: Outcome) -> bool:
-        failure, evaluation = outcome.failure, outcome.allocation.evaluation
-        trial_id = evaluation.trial.id
+    def _is_tried_again(self, outcome: Outcome) -> bool:
+        """Whether its evaluation is to be started once more; counts what failed."""
+        failure, allocation = outcome.failure, outcome.allocation
+        trial_id, start = allocation.evaluation.trial.id, allocation.evaluation.start
         if outcome.ending is not Ending.FAILED or failure is None:
             return False
-        if failure.kind == LOST_STATE:  # a fault of the disk, not of the trial
-            self._saved.get(trial_id, set()).discard(evaluation.start)
+        # A fault of the disk, not of the trial; torch has an error of this name as well.
+        if failure.kind == LOST_STATE and start and not allocation.holders:
+            self._saved.get(trial_id, set()).discard(start)
         else:
             self._failures[trial_id] += 1
             if self._failures[trial_id] > self._retries:
                 return False
         if failure.kind in OUT_OF_MEMORY:
-            self._least[trial_id] = 2 * len(outcome.allocation.ranks)
-        self._again.append(evaluation)
-        self._move(trial_id, Status.PARKED if evaluation.start else Status.PENDING)
+            self._least[trial_id] = 2 * len(allocation.ranks)
         return True
 
     def close_rungs(self) -> tuple[list[RungResult], list[int]]:
@@ -240,20 +250,20 @@ class Agenda:
                 continue
             key = _key(step.allocation.evaluation)
             if step.ending is Ending.INTERRUPTED:
-                reached = step.reports[-1].epoch if step.reports else 0
-                if key in out and reached > out[key].start:
-                    out[key] = replace(out[key], start=reached)
-            elif key not in out:
-                self._recorded[key] = step  # of a rung that further trials have opened again
-            elif not self._tries_again(step):
+                if key in out and reached(step) > out[key].start:
+                    out[key] = replace(out[key], start=reached(step))
+            elif self._is_tried_again(step):
+                continue
+            elif key in out:
                 del out[key]
                 self._absorb(step)
-        self._again.clear()
+            else:
+                self._recorded[key] = step  # of a rung that further trials have opened again
         self._again.extend(sorted(out.values(), key=lambda evaluation: -evaluation.rung))
 
     def _hand_out(self, key: tuple[int, int], out: dict[tuple[int, int], Evaluation]) -> None:
         """Ask the scheduler as the earlier job did, until it hands ``key`` out."""
-        while key not in out and (evaluation := self.scheduler.ask()) is not None:
+        while key not in out and (evaluation := self._ask()) is not None:
             out[_key(evaluation)] = evaluation
 
     def _absorb(self, outcome: Outcome) -> None:

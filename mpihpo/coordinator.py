@@ -318,6 +318,7 @@ class Coordinator:
         if first < start:
             text = f"its state after epoch {start} is lost; it trains again from epoch {first + 1}"
             self._due.append(Notice(f"trial {trial_id}: {text}"))
+        self._kept.setdefault(trial_id, ())  # on the disk, and to be deleted there at its end
         return replace(evaluation, start=first)
 
     def _settle(self, allocation: Allocation, outcome: Outcome) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import re
 import subprocess
@@ -29,9 +30,10 @@ def seconds_left(environment: Mapping[str, str] | None = None) -> float | None:
 
 def _until(end: str) -> float | None:
     try:
-        return float(end) - time.time()
+        seconds = float(end)
     except ValueError:
         return None
+    return seconds - time.time() if 0 < seconds < math.inf else None
 
 
 def _from_slurm(answer: str) -> float | None:

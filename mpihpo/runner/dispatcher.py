@@ -190,7 +190,7 @@ class Dispatcher:
         self._send(instructions)  # before anything is written down: the ranks wait
         self._recorder.ended(outcome, now, saving=event.saving)
         if evaluation.start > 0 and outcome.ending is Ending.FINISHED:
-            self._recorder.drop(trial_id, but=evaluation.stop)
+            self._recorder.drop(trial_id, before=evaluation.stop)
         if event.saving is not None:
             key = (trial_id, event.saving)
             self._saving.add(key)

@@ -11,10 +11,13 @@ import json
 import os
 import platform
 import time
+import uuid
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
-from mpihpo.errors import ExperimentError
+from mpihpo.errors import ExperimentError, ResultsError
 
 NAME = "lock"
 TOUCH_SECONDS = 10.0
@@ -36,6 +39,7 @@ class RunLock:
         self._path = directory / NAME
         self._directory = directory
         self._touched = 0.0
+        self._text = ""
 
     def __enter__(self) -> RunLock:
         host = platform.node()
@@ -43,11 +47,13 @@ class RunLock:
             "host": host,
             "pid": os.getpid(),
             "job": os.environ.get("SLURM_JOB_ID") or os.environ.get("PBS_JOBID"),
+            "key": uuid.uuid4().hex,
         }
+        self._text = json.dumps(owner)
         for _ in range(2):
             try:
                 with self._path.open("x") as file:
-                    json.dump(owner, file)
+                    file.write(self._text)
             except FileExistsError:
                 self._clear_stale(host)
                 continue
@@ -56,33 +62,50 @@ class RunLock:
         raise self._refusal("another job")
 
     def touch(self) -> None:
-        """Say that this job is alive; cheap to call often. A failure is no harm by itself."""
+        """Say that this job is alive; cheap to call often.
+
+        Raises:
+            ResultsError: Another job took the folder over while this one was silent.
+        """
         now = time.monotonic()
         if now - self._touched < TOUCH_SECONDS:
             return
         self._touched = now
-        try:
+        if (text := self._read()) not in (None, self._text):
+            raise ResultsError(f"{self._directory} was taken over by {_name(text)}")
+        with suppress(OSError):  # the folder may be full or away for a moment
             os.utime(self._path)
+
+    def _read(self) -> str | None:
+        try:
+            return self._path.read_text(errors="replace")
         except OSError:
-            return  # the folder may be full or away for a moment
+            return None
 
     def _clear_stale(self, host: str) -> None:
         try:
-            owner = json.loads(self._path.read_text())
+            text = self._path.read_text(errors="replace")
             age = time.time() - self._path.stat().st_mtime
         except FileNotFoundError:
             return
-        except (OSError, ValueError):
-            owner, age = {}, time.time() - self._path.stat().st_mtime
-        name = f"process {owner.get('pid')} on {owner.get('host')}"
-        if owner.get("job"):
-            name += f", job {owner['job']}"
+        owner = _owner(text)
         is_alive = age < STALE_SECONDS
         if owner.get("host") == host:
             is_alive = _is_running(owner.get("pid"))
         if is_alive:
-            raise self._refusal(name)
-        self._path.unlink(missing_ok=True)
+            raise self._refusal(_name(text))
+        # Of several jobs that see the same stale lock, one moves it away.
+        aside = self._path.with_name(f".{NAME}.{uuid.uuid4().hex}")
+        try:
+            self._path.rename(aside)
+        except FileNotFoundError:
+            return
+        moved = aside.read_text(errors="replace")
+        if moved != text:  # somebody else had been quicker, and this is the new lock
+            with suppress(OSError):
+                aside.rename(self._path)
+            raise self._refusal(_name(moved))
+        aside.unlink()
 
     def _refusal(self, name: str) -> ExperimentError:
         return ExperimentError(
@@ -95,7 +118,24 @@ class RunLock:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._path.unlink(missing_ok=True)
+        if self._read() == self._text:
+            self._path.unlink(missing_ok=True)
+
+
+def _owner(text: str | None) -> dict[str, Any]:
+    try:
+        owner = json.loads(text or "")
+    except ValueError:  # its maker was killed half-way
+        return {}
+    return owner if isinstance(owner, dict) else {}
+
+
+def _name(text: str | None) -> str:
+    owner = _owner(text)
+    if not owner:
+        return "another job"
+    name = f"process {owner.get('pid')} on {owner.get('host')}"
+    return f"{name}, job {owner['job']}" if owner.get("job") else name
 
 
 def _is_running(pid: object) -> bool:

@@ -14,12 +14,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpihpo.errors import ResultsError
+from mpihpo.errors import ExperimentError, ResultsError
 from mpihpo.experiment import Experiment
 from mpihpo.records import Allocation, Outcome, Report, RungPlan, RungResult, Status
 from mpihpo.report.progress import Progress
 from mpihpo.results.entries import (
     Provenance,
+    decode_rung,
     encode_experiment,
     encode_outcome,
     encode_rung,
@@ -27,11 +28,11 @@ from mpihpo.results.entries import (
     encode_trial,
 )
 from mpihpo.results.file import write_results
-from mpihpo.results.journal import Journal
+from mpihpo.results.journal import Journal, read_journal
 from mpihpo.results.tables import ResultTables
 from mpihpo.runner.lock import RunLock
 from mpihpo.runner.resume import EarlierRun
-from mpihpo.runner.saved_state import saved_states, state_path
+from mpihpo.runner.saved_state import remove_partial, saved_states, state_path
 
 RESULTS = "results.h5"
 JOURNAL = "journal.jsonl"
@@ -85,7 +86,8 @@ class Recorder:
         self._train_digest = train_digest
         self._earlier = earlier
         self._queue: deque[_Entry] = deque()
-        self._problem: str | None = None
+        self._problems: dict[str, str] = {}  # by file
+        self._told: set[str] = set()
         self._next_try = 0.0
         self.tables = ResultTables(
             experiment_text=provenance.experiment_text,
@@ -98,7 +100,7 @@ class Recorder:
         self.tables.add_ladder(planned)
         self._known: set[int] = set()
         self._on_disk: defaultdict[int, set[int]] = defaultdict(set)  # epochs saved, by trial
-        self._rungs = 0  # closed ones that the journal has
+        self._rungs: dict[int, RungResult] = {}  # closed ones that the journal has
 
     @contextmanager
     def open(self) -> Iterator[Recorder]:
@@ -113,11 +115,15 @@ class Recorder:
                 stack.callback(self._progress.close)
             if self._directory is not None:
                 self._lock = stack.enter_context(RunLock(self._directory))
-                (self._directory / EXPERIMENT).write_text(self._provenance.experiment_text)
                 after = None if self._earlier is None else self._earlier.journal
+                if after is not None and read_journal(self._directory / JOURNAL).end != after.end:
+                    problem = f"{self._directory} was written to by another job until just now"
+                    raise ExperimentError("output", f"{problem}; start this one again")
                 journal = Journal(self._directory / JOURNAL, after)
                 self._journal = stack.enter_context(journal)
-            kind = "experiment" if self._earlier is None else "resume"
+                (self._directory / EXPERIMENT).write_text(self._provenance.experiment_text)
+            is_first = self._earlier is None or not self._earlier.journal.entries
+            kind = "experiment" if is_first else "resume"
             fields = encode_experiment(self._provenance)
             self._append(kind, train_digest=self._train_digest, **fields)
             if self._earlier is not None:
@@ -133,12 +139,15 @@ class Recorder:
         for outcome in outcomes:
             self.tables.add(outcome)
         assert self._directory is not None
+        remove_partial(self._directory / CHECKPOINTS)
         for trial_id, epoch in saved_states(self._directory / CHECKPOINTS):
             self._on_disk[trial_id].add(epoch)
-        self._rungs = sum(entry["kind"] == "rung" for entry in earlier.journal.entries)
+        for entry in earlier.journal.entries:
+            if entry["kind"] == "rung":
+                self._rungs[entry["rung"]] = decode_rung(entry)
         if earlier.journal.problem is not None:
             self.note("loss", f"journal: {earlier.journal.problem}")
-        self.note("resume", f"resuming after {len(outcomes)} outcomes and {earlier.seconds:.1f} s")
+        self.note("notice", f"resuming after {len(outcomes)} outcomes and {earlier.seconds:.1f} s")
 
     # Entries.
 
@@ -149,7 +158,7 @@ class Recorder:
 
     def _write_entries(self) -> None:
         """Write what may be written, in order."""
-        if self._journal is None or self._problem is not None:
+        if self._journal is None or JOURNAL in self._problems:
             return
         try:
             while self._queue and self._queue[0].waits_for is None:
@@ -160,12 +169,13 @@ class Recorder:
                     self._journal.append(entry.kind, **entry.fields)
                 self._queue.popleft()
         except ResultsError as error:
-            self._trouble(str(error))
+            self._trouble(JOURNAL, str(error))
 
-    def _trouble(self, problem: str) -> None:
-        if self._problem is None and self._progress is not None:
+    def _trouble(self, file: str, problem: str) -> None:
+        self._problems[file] = problem
+        if problem not in self._told and self._progress is not None:
+            self._told.add(problem)
             self._progress.note(f"{problem}; the work goes on in memory until it can be written")
-        self._problem = problem
 
     def started(self, allocation: Allocation, now: float) -> None:
         """An evaluation was given its ranks."""
@@ -216,26 +226,30 @@ class Recorder:
             self.note("loss", f"{lost}: {problem}")
         self._write_entries()
 
-    def drop(self, trial_id: int, *, but: int | None = None) -> None:
-        """Delete a trial's saved states, all or all but one epoch's, after what is queued."""
+    def drop(self, trial_id: int, *, before: int | None = None) -> None:
+        """Delete a trial's saved states after what is queued: all, or those older than an epoch's.
+
+        Newer ones are kept: of an evaluation whose outcome is known, while an earlier one had to be
+        done again.
+        """
         if self._journal is not None:
-            self._queue.append(_Entry(_DROP, {"trial_id": trial_id, "but": but}))
+            self._queue.append(_Entry(_DROP, {"trial_id": trial_id, "before": before}))
             self._write_entries()
 
-    def _delete(self, trial_id: int, but: int | None) -> None:
+    def _delete(self, trial_id: int, before: int | None) -> None:
         assert self._directory is not None
-        for epoch in self._on_disk.pop(trial_id, set()):
-            if epoch == but:
-                self._on_disk[trial_id] = {epoch}
-                continue
+        epochs = self._on_disk[trial_id]
+        if before is not None and before not in epochs:
+            return  # an older state is better than none
+        for epoch in [each for each in epochs if before is None or each < before]:
+            epochs.remove(epoch)
             with suppress(OSError):  # it takes room, and does no other harm
                 state_path(self._directory / CHECKPOINTS, trial_id, epoch).unlink()
 
     def rung_closed(self, result: RungResult, now: float) -> None:
         """A rung is over: the results file is written anew."""
         self.tables.add_rung(result)
-        if self._rungs > 0:  # a rung that an earlier job closed
-            self._rungs -= 1
+        if self._rungs.get(result.rung) == result:  # closed by an earlier job
             return
         self._append("rung", **encode_rung(result))
         if self._progress is not None:
@@ -263,22 +277,22 @@ class Recorder:
             self._progress.tick(now)
         if self._lock is not None:
             self._lock.touch()
-        if self._problem is not None and now >= self._next_try:
+        if self._problems and now >= self._next_try:
             self._next_try = now + _RETRY_SECONDS
             self._try_again()
 
     def _try_again(self) -> None:
-        self._problem = None
-        self._write_results()
+        self._problems.clear()
         self._write_entries()
+        self._write_results()
 
     def _write_results(self) -> None:
-        if self._directory is None or self._problem is not None:
+        if self._directory is None:
             return
         try:
             write_results(self._directory / RESULTS, self.tables)
         except ResultsError as error:
-            self._trouble(str(error))
+            self._trouble(RESULTS, str(error))
 
     def finish(self, reason: str, now: float) -> str | None:
         """The job is over; returns what could not be written, or None if all was."""
@@ -287,9 +301,9 @@ class Recorder:
             entry.waits_for = None
         self._append("finish", reason=reason, seconds=now)
         self._try_again()
-        if self._journal is not None and self._problem is None:
+        if self._journal is not None and JOURNAL not in self._problems:
             try:
                 self._journal.sync()
             except ResultsError as error:
-                self._trouble(str(error))
-        return self._problem
+                self._trouble(JOURNAL, str(error))
+        return "; ".join(self._problems.values()) or None

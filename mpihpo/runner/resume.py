@@ -13,7 +13,7 @@ from typing import Any
 from mpihpo.errors import ExperimentError, ResultsError
 from mpihpo.experiment import Experiment
 from mpihpo.history import History
-from mpihpo.records import Allocation, Outcome, TrialRecord
+from mpihpo.records import Allocation, Ending, Outcome, TrialRecord, reached
 from mpihpo.results.entries import (
     Provenance,
     decode_experiment,
@@ -35,7 +35,8 @@ _MOST_SHOWN = 3
 class EarlierRun:
     """An earlier job, or several, in one folder."""
 
-    provenance: Provenance
+    provenance: Provenance | None
+    """What the last job was started with; None: it is lost, or no job came that far."""
     train_digest: str | None
     history: History
     journal: JournalContent
@@ -49,11 +50,15 @@ def read_run(directory: Path, journal: str, checkpoints: str) -> EarlierRun:
     Raises:
         ResultsError: There is no journal, or nothing of it can be used.
     """
-    content = read_journal(directory / journal)
-    if not content.entries or content.entries[0]["kind"] != "experiment":
-        raise ResultsError(
-            f"{directory / journal}: its first entry is lost, so it cannot be resumed"
-        )
+    path = directory / journal
+    content = read_journal(path)
+    if not content.entries and b"\n" in path.read_bytes():
+        raise ResultsError(f"{path}: every entry is lost, so it cannot be resumed")
+    provenance: Provenance | None = None
+    train_digest: str | None = None
+    for entry in content.entries:
+        if entry["kind"] in ("experiment", "resume"):
+            provenance, train_digest = decode_experiment(entry), entry.get("train_digest")
     trials: dict[int, TrialRecord] = {}
     steps: list[Allocation | Outcome] = []
     saved: dict[int, set[int]] = defaultdict(set)
@@ -68,15 +73,15 @@ def read_run(directory: Path, journal: str, checkpoints: str) -> EarlierRun:
             outcome = decode_outcome(entry, trials)
             steps.append(outcome)
             seconds = max(seconds, outcome.t_stop)
-            if entry.get("state") == "none":
-                saved[entry["trial"]].add(outcome.allocation.evaluation.stop)
+            if entry.get("state") == "none" and outcome.ending is not Ending.FAILED:
+                saved[entry["trial"]].add(reached(outcome))
         elif kind == "finish":
             seconds = max(seconds, entry["seconds"])
     for trial_id, epoch in saved_states(directory / checkpoints):
         saved[trial_id].add(epoch)
     return EarlierRun(
-        provenance=decode_experiment(content.entries[0]),
-        train_digest=content.entries[0].get("train_digest"),
+        provenance=provenance,
+        train_digest=train_digest,
         history=History(
             trials=trials,
             steps=steps,
@@ -95,6 +100,11 @@ def check_same(experiment: Experiment, train_digest: str | None, earlier: Earlie
     Raises:
         ExperimentError: Names what differs, now and in the earlier run.
     """
+    if earlier.provenance is None:
+        if not earlier.journal.entries:  # killed before it had done anything
+            return
+        problem = "the journal has lost what its run was started with"
+        raise ExperimentError("output", f"{problem}; --force resumes all the same")
     was = dict(_flat(parse_yaml(earlier.provenance.experiment_text, "journal")))
     now = dict(_flat(experiment.to_mapping()))
     differing = [

@@ -14,9 +14,9 @@ import os
 import pickle
 import re
 import sys
-import zipfile
 from collections import OrderedDict
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,13 @@ def saved_states(folder: Path) -> Iterable[tuple[int, int]]:
     for path in sorted(folder.glob("trial-*.npz")):
         if match := _NAME.fullmatch(path.name):
             yield int(match[1]), int(match[2])
+
+
+def remove_partial(folder: Path) -> None:
+    """Delete what killed jobs have left half-written; nobody else may write there now."""
+    for path in folder.glob(".trial-*.npz.*"):
+        with suppress(OSError):
+            path.unlink()
 
 
 def write_state(folder: Path, state: KeptState) -> Path:
@@ -101,7 +108,7 @@ def read_state(folder: Path, trial_id: int, epoch: int) -> KeptState:
         raise
     except FileNotFoundError:
         raise CheckpointError(f"{path}: is not there") from None
-    except (OSError, ValueError, KeyError, TypeError, zipfile.BadZipFile) as error:
+    except Exception as error:  # damage in a zip file shows itself in many ways
         line = " ".join(str(error).split())
         raise CheckpointError(f"{path}: is damaged: {type(error).__name__}: {line}") from error
     return KeptState(trial_id, epoch, parts)
@@ -124,8 +131,8 @@ def _encode(name: str, tree: Any) -> Any:
         return tree
     if isinstance(tree, Leaf):
         return ["leaf", [tree.index, tree.is_tensor, tree.dtype, list(tree.shape)]]
-    if isinstance(tree, np.generic):
-        return _encode(name, tree.item())
+    if isinstance(tree, np.generic) and tree.dtype.names is None and not tree.dtype.hasobject:
+        return ["scalar", [tree.dtype.str, _text(tree.tobytes())]]
     if type(tree) in (dict, OrderedDict):
         items = [[_encode(name, key), _encode(name, value)] for key, value in tree.items()]
         if type(tree) is dict:
@@ -135,7 +142,7 @@ def _encode(name: str, tree: Any) -> Any:
         tag = "list" if isinstance(tree, list) else "tuple"
         return [tag, [_encode(name, value) for value in tree]]
     if isinstance(tree, bytes):
-        return ["bytes", base64.b85encode(tree).decode()]
+        return ["bytes", _text(tree)]
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(tree, (torch.dtype, torch.device)):
         return [type(tree).__name__, str(tree)]
@@ -143,6 +150,10 @@ def _encode(name: str, tree: Any) -> Any:
         f"attach({name}=...): its state holds a {type(tree).__name__}, which cannot be saved; "
         f"expected tensors, arrays, numbers, text, None and lists, tuples and dicts of them"
     )
+
+
+def _text(content: bytes) -> str:
+    return base64.b85encode(content).decode()
 
 
 def _decode(tree: Any) -> Any:
@@ -164,7 +175,10 @@ def _decode(tree: Any) -> Any:
         return tuple(_decode(item) for item in value)
     if tag == "bytes":
         return base64.b85decode(value)
-    torch = sys.modules["torch"]
+    if tag == "scalar":
+        return np.frombuffer(base64.b85decode(value[1]), np.dtype(value[0]))[0]
+    import torch
+
     if tag == "dtype":
         return getattr(torch, value.removeprefix("torch."))
     if tag == "device":

@@ -188,7 +188,8 @@ def empty_like(skeleton: bytes) -> Part:
 
     def make(leaf: Leaf) -> None:
         if leaf.is_tensor:
-            torch = sys.modules["torch"]
+            import torch  # a training function may import it only later
+
             dtype = getattr(torch, leaf.dtype.removeprefix("torch."))
             leaves.append(torch.empty(leaf.shape, dtype=dtype))
         else:

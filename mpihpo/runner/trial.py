@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpihpo.data.sampling import BatchShare
-from mpihpo.errors import MissingReportError, ObjectiveError, StateError, TrialError
+from mpihpo.errors import (
+    CheckpointError,
+    MissingReportError,
+    ObjectiveError,
+    StateError,
+    TrialError,
+)
 from mpihpo.records import Allocation, Objective, Report
 from mpihpo.runner import state as states
 from mpihpo.runner.batch import BatchPlan
@@ -167,7 +173,10 @@ class Trial:
         return parts or {}
 
     def _kept_parts(self, objects: Mapping[str, Any], *, with_generators: bool) -> dict[str, Part]:
-        assert self._kept is not None
+        if self._kept is None:
+            name = next(iter(objects), "...")
+            problem = f"its state after epoch {self.start} is not on the disk"
+            raise CheckpointError(f"attach({name}=...): {problem}")
         missing = [name for name in objects if name not in self._kept.parts]
         if missing:
             known = ", ".join(name for name in self._kept.parts if name != GENERATORS)

@@ -37,7 +37,7 @@ from mpihpo.runner.orders import (
     Written,
 )
 from mpihpo.runner.recorder import CHECKPOINTS
-from mpihpo.runner.saved_state import read_state
+from mpihpo.runner.saved_state import read_state, state_path
 from mpihpo.runner.saver import Saver
 from mpihpo.runner.state import Keeper, KeptState
 from mpihpo.runner.trial import Trial
@@ -59,8 +59,8 @@ class _Course:
     failed_at: float = 0.0
     is_consequence: bool = False
     is_interrupted: bool = False
-    saving: int | None = None
-    """The epoch whose state is on its way to the disk."""
+    state: KeptState | None = None
+    """On the leader: for the disk, once every member has come through."""
 
 
 class Worker:
@@ -153,9 +153,10 @@ class Worker:
             folder = self._directory / CHECKPOINTS
             try:
                 state = self._keeper.get(evaluation.trial.id, evaluation.stop)
-                if state is None:  # of an earlier job
-                    state = read_state(folder, evaluation.trial.id, evaluation.stop)
-                if state.parts:
+                name = evaluation.trial.id, evaluation.stop
+                if state is None and state_path(folder, *name).exists():  # of an earlier job
+                    state = read_state(folder, *name)
+                if state is not None and state.parts:
                     event = Written(str(write_checkpoint(folder, state, outcome)))
             except Exception as error:  # a full disk must not lose the results
                 event = Written(None, f"{type(error).__name__}: {error}")
@@ -228,8 +229,7 @@ class Worker:
             if not trial._is_interrupted:
                 self._keeper.put(state)
             if group.rank == 0 and self._saver.wants(state):
-                course.saving = state.epoch
-                self._saver.save(state)
+                course.state = state
             course.spent = replace(course.spent, save=time.perf_counter() - trained)
 
     def _kept_state(self, allocation: Allocation, group: Group) -> KeptState | None:
@@ -241,8 +241,10 @@ class Worker:
         kept = self._keeper.get(trial_id, epoch)
         if not allocation.holders:  # of an earlier job: on the disk
             assert self._directory is not None
-            if group.rank == 0:
-                kept = read_state(self._directory / CHECKPOINTS, trial_id, epoch)
+            folder = self._directory / CHECKPOINTS
+            # A trial that attaches nothing has no file; one that does fails when it attaches.
+            if group.rank == 0 and state_path(folder, trial_id, epoch).exists():
+                kept = read_state(folder, trial_id, epoch)
         elif group.rank == 0 and not set(allocation.holders) & set(allocation.ranks):
             holder = allocation.holders[0]
             self._mailbox.post(SendState(trial_id, epoch), holder, Tag.ALERT)
@@ -373,6 +375,10 @@ class Worker:
         objective = None
         if ending is Ending.FINISHED:
             objective = course.reports[-1].metrics[self._experiment.objective.metric]
+        saving = None
+        if not failure and course.state is not None:
+            saving = course.state.epoch
+            self._saver.save(course.state)
         event = Ended(
             serial=allocation.serial,
             ending=ending.value,
@@ -387,7 +393,7 @@ class Worker:
                 max(spent.train for spent in spents),
                 max(spent.save for spent in spents),
             ),
-            saving=None if failure else course.saving,
+            saving=saving,
         )
         self._mailbox.post(event, 0, Tag.EVENT)
 

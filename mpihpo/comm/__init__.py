@@ -16,6 +16,6 @@ The life of a group
         |<-- outcome 17 ------|                          |
 
 Every message of the runtime travels on one private duplicate of the caller's communicator, so it
-cannot meet a message of the caller or of a training function. What a training function sees as
-``trial.comm`` is a communicator of its own.
+cannot meet a message of the caller or of a training function; groups are made from a second one.
+What a training function sees as ``trial.comm`` is a communicator of its own.
 """

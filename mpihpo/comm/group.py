@@ -96,7 +96,7 @@ class Group:
         self.world.registry.opened("process group", self.serial)
 
     def _make_comm(self) -> None:
-        parent = self.world.comm
+        parent = self.world.parent
         members = parent.Get_group()
         chosen = members.Incl(self.ranks)
         try:

@@ -53,7 +53,7 @@ class Registry:
 
 
 class World:
-    """A private duplicate of a communicator, with its mailbox, its nodes and its registry.
+    """Private duplicates of a communicator, with its mailbox, its nodes and its registry.
 
     Use it as a context manager; leaving is collective over the world.
 
@@ -65,6 +65,11 @@ class World:
         self.comm = InterruptibleComm(comm.Dup())
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.comm.Set_name("mpihpo world")
+        self.parent: MPI.Intracomm = comm.Dup()
+        """Groups are made from it and nothing is sent on it: Open MPI's Create_group sends messages
+        of its own with the caller's tag, which the mailbox would take."""
+        self.parent.Set_errhandler(MPI.ERRORS_RETURN)
+        self.parent.Set_name("mpihpo groups")
         self.rank: int = self.comm.Get_rank()
         self.size: int = self.comm.Get_size()
         self.threads_may_call: bool = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
@@ -132,6 +137,7 @@ class World:
         self.mailbox.discard_all()
         live = self.registry.live
         MPI.Comm.Free(self.comm)
+        self.parent.Free()
         if live:
             raise TeardownError(f"left over at the end: {', '.join(live)}")
 

@@ -23,6 +23,10 @@ def test_an_odd_number_of_ranks(mpi: Mpi) -> None:
     run_programs(mpi, 5, "groups", "every_size", timeout=60)
 
 
+def test_making_a_group_sends_nothing_that_a_mailbox_reads(mpi: Mpi) -> None:
+    run_programs(mpi, 2, "groups", "tags_of_groups_and_of_messages", timeout=60)
+
+
 def test_thousands_of_groups_leave_nothing(mpi: Mpi) -> None:
     programs = ("many_communicators", "many_process_groups", "one_rank_groups")
     run_programs(mpi, 2, "groups", *programs, "a_group_of_the_embedding_program", timeout=120)

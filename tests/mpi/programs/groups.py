@@ -9,6 +9,8 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from mpihpo.comm.group import Group
+from mpihpo.comm.mailbox import Tag
 from tests.mpi.programs.surroundings import (
     assert_nothing_left,
     descriptors,
@@ -206,3 +208,17 @@ def a_group_of_the_embedding_program() -> None:
         assert dist.is_initialized(), "the embedding program's group was destroyed"
         dist.all_reduce(torch.ones(1))
         dist.destroy_process_group()
+
+
+def tags_of_groups_and_of_messages() -> None:
+    """Groups whose serials are the mailbox's tags, while both ranks read mail of every tag."""
+    with world_and_agent() as (world, _):
+        for serial in range(1, 200):
+            # MPI reduces a tag to its range, so that serials 1 to 8 are the mailbox's tags.
+            group = Group(world, serial % len(Tag) + 1, tuple(range(world.size)), None)
+            deadline = time.monotonic() + (0.002 if world.rank == 0 else 0.0)
+            while time.monotonic() < deadline:  # the other rank is in Create_group already
+                for tag in Tag:
+                    assert world.mailbox.take(tag) is None, (tag, serial)
+            group.build()
+            group.free()

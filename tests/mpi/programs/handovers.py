@@ -385,7 +385,7 @@ def what_does_not_fit() -> None:
 
     def train(config: Any, trial: Any) -> None:
         things = {name: function() for name, function in right.items()}
-        if misfit and trial.rank in on:
+        if misfit in wrong and trial.rank in on:
             things[misfit] = wrong[misfit]()
         if misfit == "unknown":
             things["unknown"] = np.zeros(1)

@@ -336,6 +336,8 @@ class Coordinator:
         """An outcome of an earlier job: its state is on the disk, in no rank's memory."""
         trial_id = outcome.allocation.evaluation.trial.id
         if outcome.ending is Ending.FINISHED:
+            if held_by := self._kept.get(trial_id):  # an older one, trained again in this job
+                self._due.append(Drop(trial_id, held_by))
             self._kept[trial_id] = ()
             self._improve(outcome)
         self._forget(trial_id)

@@ -91,7 +91,7 @@ def read_state(folder: Path, trial_id: int, epoch: int) -> KeptState:
     """
     path = state_path(folder, trial_id, epoch)
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             header = json.loads(archive["header"].tobytes())
             if header["layout"] != LAYOUT:
                 raise CheckpointError(f"{path}: has layout {header['layout']}, expected {LAYOUT}")

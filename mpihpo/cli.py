@@ -43,16 +43,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if arguments.command == "check":
             return _check(arguments.experiment, arguments.set, arguments.ranks)
-        from mpihpo.runner.job import main as run_job
+        from mpihpo.runner.command import main as run_job
 
         return run_job(
             arguments.experiment,
             output=arguments.output,
             overrides=arguments.set,
             quiet=arguments.quiet,
+            resume=arguments.resume,
+            force=arguments.force,
         )
     except MpihpoError as error:
-        sys.stderr.write(f"mpihpo: {' '.join(str(error).split())}\n")
+        if _is_first_process():
+            sys.stderr.write(f"mpihpo: {' '.join(str(error).split())}\n")
         return 2 if isinstance(error, (ExperimentError, ResultsError)) else 70
 
 
@@ -61,9 +64,13 @@ class _Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Leave with status 2."""
-        rank = next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "0")
         line = f"{self.prog}: {message}; see {self.prog} --help\n"
-        self.exit(2, line if rank == "0" else None)
+        self.exit(2, line if _is_first_process() else None)
+
+
+def _is_first_process() -> bool:
+    """Whether this is the process of a job that speaks for all."""
+    return next((os.environ[name] for name in _RANK_VARIABLES if name in os.environ), "0") == "0"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -80,6 +87,14 @@ def _parser() -> argparse.ArgumentParser:
     _add_experiment(run)
     run.add_argument(
         "--output", metavar="DIR", help="folder of the results, instead of the experiment's"
+    )
+    run.add_argument(
+        "--resume", action="store_true", help="go on with the run that is in the output folder"
+    )
+    run.add_argument(
+        "--force",
+        action="store_true",
+        help="resume although the space, the training function or the schedule has changed",
     )
     run.add_argument("--quiet", action="store_true", help="report warnings and errors only")
 

@@ -16,13 +16,12 @@ trial's, saved at the end. The cost of a decision does not grow with the number 
 
 from __future__ import annotations
 
-import hashlib
 import math
-from collections import Counter
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from mpihpo.agenda import Agenda
 from mpihpo.allocation import (
     AllocationPolicy,
     AllocationSettings,
@@ -32,90 +31,33 @@ from mpihpo.allocation import (
     keepers,
 )
 from mpihpo.errors import AllocationError, InternalError
+from mpihpo.instructions import (
+    COMPLETED,
+    EVERY_TRIAL_FAILED,
+    TIME_LIMIT,
+    CloseRung,
+    Drop,
+    Finish,
+    Instruction,
+    Notice,
+    Save,
+    Snapshot,
+    Start,
+)
 from mpihpo.records import (
     Allocation,
     Ending,
     Evaluation,
     Objective,
     Outcome,
-    RungResult,
     Status,
-    TrialRecord,
     best_outcome,
 )
 from mpihpo.schedule import Propose, Scheduler, ScheduleSettings, build_scheduler
 
 if TYPE_CHECKING:
+    from mpihpo.history import History
     from mpihpo.search import Searcher
-
-COMPLETED = "completed"
-EVERY_TRIAL_FAILED = "every trial failed"
-
-_ENDED = frozenset({Status.STOPPED, Status.COMPLETED, Status.FAILED})
-
-
-@dataclass(frozen=True, slots=True)
-class Start:
-    """The ranks of the allocation form a group and train."""
-
-    allocation: Allocation
-
-
-@dataclass(frozen=True, slots=True)
-class Drop:
-    """These world ranks forget what they keep of the trial's state."""
-
-    trial_id: int
-    ranks: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CloseRung:
-    """A rung is over; comes once per rung."""
-
-    result: RungResult
-
-
-@dataclass(frozen=True, slots=True)
-class Save:
-    """This world rank writes the best trial's checkpoint."""
-
-    trial_id: int
-    rank: int
-
-
-@dataclass(frozen=True, slots=True)
-class Finish:
-    """The experiment is over; always the last instruction."""
-
-    reason: str
-    """``completed``, ``every trial failed``, or the reason that ``stop`` was given."""
-
-
-Instruction = Start | Drop | CloseRung | Save | Finish
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Snapshot:
-    """What a progress display shows."""
-
-    rung: int
-    """The highest one that was started."""
-    running: tuple[Allocation, ...]
-    counts: Mapping[Status, int]
-    """Trials by status; a status that no trial has is absent."""
-    busy_ranks: int
-    ranks: int
-    """Training ranks, busy or not."""
-    utilisation: float
-    """Busy rank-seconds over all rank-seconds, up to the last event."""
-    best: Outcome | None
-
-
-def trial_seed(seed: int, trial_id: int) -> int:
-    """The seed of a trial, below 2**31: depends on the experiment's seed and the id only."""
-    digest = hashlib.sha256(f"{seed}:{trial_id}".encode()).digest()
-    return int.from_bytes(digest[:4], "big") >> 1
 
 
 def build_coordinator(
@@ -128,6 +70,8 @@ def build_coordinator(
     seed: int,
     topology: Topology,
     training_ranks: Collection[int],
+    retries: int = 0,
+    deadline: float | None = None,
 ) -> Coordinator:
     """A coordinator with the scheduler and the policy that the settings name.
 
@@ -146,6 +90,8 @@ def build_coordinator(
         objective=objective,
         seed=seed,
         training_ranks=training_ranks,
+        retries=retries,
+        deadline=deadline,
     )
 
 
@@ -165,30 +111,38 @@ class Coordinator:
         objective: Objective,
         seed: int,
         training_ranks: Collection[int],
+        retries: int = 0,
+        deadline: float | None = None,
     ) -> None:
-        """Ready to begin.
+        """Ready to begin, or to `replay` what an earlier job did.
 
         ``scheduler`` is called once, with the function that draws its trials. ``topology`` covers
-        all world ranks, ``training_ranks`` are those that train.
+        all world ranks, ``training_ranks`` are those that train. A failed trial is trained again
+        up to ``retries`` times. No evaluation starts whose first epoch would end after
+        ``deadline``, in seconds since the job's start.
         """
-        self._searcher = searcher
         self._policy = policy
         self._topology = topology
         self._objective = objective
-        self._seed = seed
         self._pool = RankPool(topology, training_ranks)
-        self._proposed = self._closed = self._serial = self._rung = 0
+        self._training_ranks = tuple(training_ranks)
+        self._serial = self._rung = 0
         self._running: dict[int, Allocation] = {}
-        self._held: Evaluation | None = None
-        self._live: dict[int, Status] = {}  # of trials that have not ended
-        self._counts: Counter[Status] = Counter()
         self._kept: dict[int, tuple[int, ...]] = {}  # world ranks that hold a trial's state
         self._best: Outcome | None = None
         self._best_id: int | None = None
         self._stop_reason: str | None = None
+        self._due: list[Instruction] = []  # for the next time that instructions are given
         self._begun = self._done = False
         self._t_begin = self._t_last = self._busy_rank_seconds = 0.0
-        self._scheduler = scheduler(self._propose)
+        self._agenda = Agenda(
+            searcher=searcher,
+            scheduler=scheduler,
+            seed=seed,
+            retries=retries,
+            deadline=deadline,
+            on_record=self._take_over,
+        )
 
     @property
     def done(self) -> bool:
@@ -202,7 +156,7 @@ class Coordinator:
 
     def status(self, trial_id: int) -> Status:
         """What became of a trial; pending or parked as long as it waits for ranks."""
-        return self._live.get(trial_id) or self._scheduler.status(trial_id)
+        return self._agenda.status(trial_id)
 
     def snapshot(self) -> Snapshot:
         """The present state for a display, at a cost of O(running evaluations)."""
@@ -210,7 +164,7 @@ class Coordinator:
         return Snapshot(
             rung=self._rung,
             running=tuple(self._running.values()),
-            counts={status: count for status, count in self._counts.items() if count},
+            counts=self._agenda.counts,
             busy_ranks=self._pool.size - self._pool.free,
             ranks=self._pool.size,
             utilisation=self._busy_rank_seconds / elapsed if elapsed > 0 else 0.0,
@@ -227,7 +181,26 @@ class Coordinator:
             raise InternalError("the coordinator was begun twice, or after its end")
         self._begun = True
         self._t_begin = self._t_last = now
-        return self._decide([])
+        return self._decide(now)
+
+    def replay(self, history: History) -> None:
+        """Take over what an earlier job did, before ``begin``; nothing of it is done again.
+
+        The ranks, the limits and the number of trials may differ from those of the earlier job. An
+        evaluation that it had started and not ended comes first. Where a trial's state is lost, it
+        trains again from the last epoch whose state is there.
+
+        Raises:
+            InternalError: Called after ``begin``.
+        """
+        if self._begun:
+            raise InternalError("a coordinator was told to replay after it began")
+        self._agenda.replay(history)
+        serials = (
+            step.allocation.serial if isinstance(step, Outcome) else step.serial
+            for step in history.steps
+        )
+        self._serial = max(serials, default=-1) + 1
 
     def tell(self, outcome: Outcome, now: float) -> list[Instruction]:
         """Take an outcome, whose ranks are free again, and decide what is next.
@@ -248,9 +221,9 @@ class Coordinator:
         self._account(now)
         allocation = self._running.pop(serial)
         self._pool.release(allocation.ranks)
-        self._searcher.tell(outcome)
-        self._scheduler.tell(outcome)
-        return self._decide(self._settle(allocation, outcome))
+        if self._agenda.tell(outcome):
+            self._settle(allocation, outcome)
+        return self._decide(now)
 
     def stop(self, reason: str, now: float) -> list[Instruction]:
         """Start nothing more; ``Finish`` comes when the running evaluations have ended.
@@ -262,73 +235,59 @@ class Coordinator:
         if self._stop_reason is None:
             self._stop_reason = reason
         self._account(now)
-        return self._decide([])
+        return self._decide(now)
 
-    def _propose(self) -> TrialRecord | None:
-        trial_id = self._proposed
-        config = self._searcher.ask(trial_id)
-        if config is None:
-            return None
-        self._proposed += 1
-        self._live[trial_id] = Status.PENDING
-        self._counts[Status.PENDING] += 1
-        return TrialRecord(id=trial_id, config=config, seed=trial_seed(self._seed, trial_id))
-
-    def _decide(self, drops: list[Instruction]) -> list[Instruction]:
+    def _decide(self, now: float) -> list[Instruction]:
+        batch: list[Evaluation] = []
+        if self._stop_reason is None:
+            batch = self._agenda.pull(self._pool.free, self._width, now)
+            if self._agenda.is_out_of_time:
+                self._stop_reason = TIME_LIMIT
         # Asking can close a rung too: that of a searcher that turns out to be exhausted.
-        batch = self._pull() if self._stop_reason is None else []
-        instructions = [*self._close_rungs(), *drops, *(self._start(batch) if batch else [])]
+        instructions = self._close_rungs()
+        started = self._start(batch) if batch else []
+        instructions += [*self._due, *started]
+        self._due = []
         if self._running:
             return instructions
-        if self._scheduler.done:
+        if self._agenda.scheduler.done:
             reason = COMPLETED if self._best is not None else EVERY_TRIAL_FAILED
         elif self._stop_reason is not None:
             reason = self._stop_reason
         else:
-            name = type(self._scheduler).__name__
+            name = type(self._agenda.scheduler).__name__
             raise InternalError(f"{name} is not done, but nothing runs and nothing starts")
         self._done = True
         if self._best_id is not None:
-            instructions.append(Save(self._best_id, self._kept[self._best_id][0]))
+            # After a resume the state may be on the disk only, where any rank can read it.
+            rank = (*self._kept[self._best_id], *self._training_ranks)[0]
+            instructions.append(Save(self._best_id, rank))
         return [*instructions, Finish(reason)]
-
-    def _pull(self) -> list[Evaluation]:
-        """Evaluations that start now, the most important first; one that does not fit is held.
-
-        A held one goes first, unless the scheduler has one of a higher rung that fits by now.
-        """
-        free = self._pool.free
-        batch = []
-        current, self._held = self._held, None
-        was_held = current is not None
-        while free:
-            current = current or self._scheduler.ask()
-            if current is None or self._width(current) > free:
-                break
-            chosen, current = current, None
-            if was_held:
-                other = self._scheduler.ask()
-                if other and other.rung > chosen.rung and self._width(other) <= free:
-                    chosen, current = other, chosen
-                else:
-                    current, was_held = other, False
-            batch.append(chosen)
-            free -= self._width(chosen)
-        self._held = current
-        return batch
 
     def _width(self, evaluation: Evaluation) -> int:
         width = self._policy.width(evaluation)
-        if not 1 <= width <= self._pool.size:
+        if 1 <= width <= self._pool.size:
+            least = min(self._agenda.least_width(evaluation.trial.id), self._pool.size)
+            width = max(width, least)
+        else:
             name, trial_id = type(self._policy).__name__, evaluation.trial.id
             raise AllocationError(
                 f"{name} wants {width} of {self._pool.size} ranks for trial {trial_id}"
             )
         return width
 
+    def _share(self, batch: list[Evaluation], free: int) -> list[int]:
+        """Final widths: what the policy says, but not below what a trial needs."""
+        needed = [self._agenda.least_width(each.trial.id) > 1 for each in batch]
+        least = {i: self._width(batch[i]) for i, is_needed in enumerate(needed) if is_needed}
+        others = [each for i, each in enumerate(batch) if i not in least]
+        rest = iter(self._policy.share(others, free - sum(least.values())) if others else ())
+        return [least[i] if i in least else next(rest) for i in range(len(batch))]
+
     def _start(self, batch: list[Evaluation]) -> list[Start]:
+        batch = [self._startable(evaluation) for evaluation in batch]
         free = self._pool.free
-        widths = self._policy.share(batch, free)
+        widths = self._share(batch, free)
         if len(widths) != len(batch) or min(widths) < 1 or sum(widths) > free:
             name = type(self._policy).__name__
             raise AllocationError(f"{name} shares {free} free ranks among {len(batch)} as {widths}")
@@ -340,58 +299,68 @@ class Coordinator:
                 serial=self._serial,
                 evaluation=evaluation,
                 ranks=ranks,
-                holders=held_by,
+                holders=held_by if evaluation.start else (),
                 keepers=keepers(ranks, self._topology),
             )
             self._running[allocation.serial] = allocation
             self._serial += 1
             self._rung = max(self._rung, evaluation.rung)
-            self._move(evaluation.trial.id, Status.RUNNING)
+            self._agenda.started(evaluation)
             starts.append(Start(allocation))
         return starts
 
-    def _settle(self, allocation: Allocation, outcome: Outcome) -> list[Instruction]:
+    def _startable(self, evaluation: Evaluation) -> Evaluation:
+        """The evaluation, from an earlier epoch where the state of its start is lost."""
+        trial_id, start = evaluation.trial.id, evaluation.start
+        if not start or self._kept.get(trial_id):
+            return evaluation
+        first = self._agenda.first_epoch(evaluation)
+        if first < start:
+            text = f"its state after epoch {start} is lost; it trains again from epoch {first + 1}"
+            self._due.append(Notice(f"trial {trial_id}: {text}"))
+        self._kept.setdefault(trial_id, ())  # on the disk, and to be deleted there at its end
+        return replace(evaluation, start=first)
+
+    def _settle(self, allocation: Allocation, outcome: Outcome) -> None:
         """Update who holds what after an outcome, and the best trial."""
         trial_id = allocation.evaluation.trial.id
-        drops: list[Instruction] = []
         if outcome.ending is Ending.FINISHED:
             stale = set(self._kept.get(trial_id, ())).difference(allocation.keepers)
             if stale:
-                drops.append(Drop(trial_id, tuple(sorted(stale))))
+                self._due.append(Drop(trial_id, tuple(sorted(stale))))
             self._kept[trial_id] = allocation.keepers
-            rivals = [outcome] if self._best is None else [self._best, outcome]
-            self._best = best_outcome(rivals, self._objective)
-            if self._best is outcome:
-                beaten, self._best_id = self._best_id, trial_id
-                drops += self._forget(beaten)
-        self._move(trial_id, self._scheduler.status(trial_id))
-        return drops + self._forget(trial_id)
+            self._improve(outcome)
+        self._forget(trial_id)
+
+    def _take_over(self, outcome: Outcome) -> None:
+        """An outcome of an earlier job: its state is on the disk, in no rank's memory."""
+        trial_id = outcome.allocation.evaluation.trial.id
+        if outcome.ending is Ending.FINISHED:
+            if held_by := self._kept.get(trial_id):  # an older one, trained again in this job
+                self._due.append(Drop(trial_id, held_by))
+            self._kept[trial_id] = ()
+            self._improve(outcome)
+        self._forget(trial_id)
+
+    def _improve(self, outcome: Outcome) -> None:
+        rivals = [outcome] if self._best is None else [self._best, outcome]
+        self._best = best_outcome(rivals, self._objective)
+        if self._best is outcome:
+            beaten, self._best_id = self._best_id, outcome.allocation.evaluation.trial.id
+            self._forget(beaten)
 
     def _close_rungs(self) -> list[Instruction]:
-        results = self._scheduler.results()
-        if len(results) == self._closed:
-            return []
-        instructions: list[Instruction] = [CloseRung(result) for result in results[self._closed :]]
-        self._closed = len(results)
-        for trial_id, status in list(self._live.items()):
-            if status is Status.PARKED and (new := self._scheduler.status(trial_id)) in _ENDED:
-                self._move(trial_id, new)
-                instructions += self._forget(trial_id)
-        return instructions
+        closed, ended = self._agenda.close_rungs()
+        for trial_id in ended:
+            self._forget(trial_id)
+        return [CloseRung(result) for result in closed]
 
-    def _move(self, trial_id: int, status: Status) -> None:
-        self._counts[self._live[trial_id]] -= 1
-        self._counts[status] += 1
-        if status in _ENDED:
-            del self._live[trial_id]
-        else:
-            self._live[trial_id] = status
-
-    def _forget(self, trial_id: int | None) -> list[Instruction]:
+    def _forget(self, trial_id: int | None) -> None:
         """Drop the state of a trial that has ended, unless it is the best one."""
-        if trial_id in self._live or trial_id not in self._kept or trial_id == self._best_id:
-            return []
-        return [Drop(trial_id, self._kept.pop(trial_id))]
+        if trial_id is None or trial_id == self._best_id or self._agenda.is_live(trial_id):
+            return
+        if trial_id in self._kept:
+            self._due.append(Drop(trial_id, self._kept.pop(trial_id), has_ended=True))
 
     def _account(self, now: float) -> None:
         busy = self._pool.size - self._pool.free

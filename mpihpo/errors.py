@@ -11,6 +11,7 @@
     │   ├── MissingReportError              an epoch ended without report()
     │   ├── ObjectiveError                  the objective is NaN, infinite or not a number
     │   ├── StateError                      attached state does not fit what was kept
+    │   ├── CheckpointError                 a state on disk is missing, damaged or of another trial
     │   └── TrialTimeout                    the trial took longer than limits.trial_seconds
     ├── ResultsError(OSError)               a results file is missing, broken or of another layout
     └── InternalError(RuntimeError)         a broken invariant of ours: please report it
@@ -80,6 +81,10 @@ class ObjectiveError(TrialError):
 
 class StateError(TrialError):
     """What ``trial.attach`` was given does not fit the state that was kept."""
+
+
+class CheckpointError(TrialError):
+    """A state on disk is missing, damaged, or of another trial or epoch."""
 
 
 class TrialTimeout(TrialError):

@@ -29,7 +29,7 @@ from mpihpo.settings import (
     show,
     to_mapping,
 )
-from mpihpo.train_function import TRAIN_FORM, load_train
+from mpihpo.train_function import TRAIN_FORM, find_modules_in, load_train
 from mpihpo.yaml_file import read_yaml, write_yaml
 
 __all__ = [
@@ -80,9 +80,12 @@ class Limits:
     """Of the whole job; the key in YAML is ``time``."""
     trial_seconds: float | None = None
     """Of one evaluation."""
+    retries: int = 0
+    """How often a trial that failed is trained again from where its rung began."""
 
     def __post_init__(self) -> None:
         """Check each value."""
+        check_integer(self.retries, "limits.retries", least=0)
         for name, key in (("time_seconds", "time"), ("trial_seconds", "trial_seconds")):
             value = getattr(self, name)
             if value is not None:
@@ -90,16 +93,17 @@ class Limits:
 
     @classmethod
     def from_mapping(cls, mapping: object) -> Limits:
-        """Build from a section with the keys ``time`` and ``trial_seconds``."""
+        """Build from a section whose keys are the fields, but ``time`` for ``time_seconds``."""
         mapping = {} if mapping is None else mapping
-        check_keys(mapping, ("time", "trial_seconds"), "limits")
+        check_keys(mapping, ("time", "trial_seconds", "retries"), "limits")
         assert isinstance(mapping, Mapping)
-        return cls(time_seconds=mapping.get("time"), trial_seconds=mapping.get("trial_seconds"))
+        return cls(**{"time_seconds" if key == "time" else key: mapping[key] for key in mapping})
 
     def to_mapping(self) -> dict[str, Any]:
         """The plain mapping that gives these settings."""
         limits = {"time": self.time_seconds, "trial_seconds": self.trial_seconds}
-        return {key: value for key, value in limits.items() if value is not None}
+        given = {key: value for key, value in limits.items() if value is not None}
+        return given | ({"retries": self.retries} if self.retries else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,6 +228,7 @@ def load_experiment(path: str | os.PathLike[str], overrides: Iterable[str] = ())
         ExperimentError: Names the dotted key (or the file and line), the value and what would be
             right.
     """
+    find_modules_in(Path(path).parent)  # classes that the experiment names
     return Experiment.from_mapping(read_yaml(Path(path), overrides))
 
 

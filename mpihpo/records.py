@@ -146,6 +146,14 @@ class Outcome:
     spent: Spent = field(default_factory=Spent)
 
 
+def reached(outcome: Outcome) -> int:
+    """Completed epochs of a trial after an evaluation that did not fail."""
+    if outcome.ending is Ending.FINISHED:
+        return outcome.allocation.evaluation.stop
+    start = outcome.allocation.evaluation.start
+    return outcome.reports[-1].epoch if outcome.reports else start
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RungPlan:
     """One line of a ladder: how many trials train from epoch ``start`` to epoch ``stop``."""

@@ -71,8 +71,7 @@ def _check_signature(train: str, function: Callable[..., Any]) -> None:
 
 
 def _import(train: str, module: str, directory: Path) -> ModuleType:
-    for folder in (directory, Path()):
-        _extend_path(folder, first=False)
+    find_modules_in(directory)
     try:
         return importlib.import_module(module)
     except (Exception, SystemExit) as error:
@@ -115,6 +114,12 @@ def _load_file(train: str, source: str, directory: Path) -> ModuleType:
 def _file_of(module: ModuleType) -> Path | None:
     file = getattr(module, "__file__", None)
     return Path(file).resolve() if file else None
+
+
+def find_modules_in(directory: Path) -> None:
+    """Look for modules in an experiment's folder and the working directory too, last of all."""
+    for folder in (directory, Path()):
+        _extend_path(folder, first=False)
 
 
 def _extend_path(folder: Path, *, first: bool) -> None:

@@ -10,9 +10,19 @@ from typing import TYPE_CHECKING
 
 from mpihpo.comm.mailbox import Tag
 from mpihpo.comm.waiting import Backoff
-from mpihpo.coordinator import CloseRung, Coordinator, Drop, Finish, Instruction, Save, Start
+from mpihpo.coordinator import Coordinator
 from mpihpo.errors import InternalError
-from mpihpo.records import Allocation, Ending, Failure, Outcome
+from mpihpo.instructions import (
+    TIME_LIMIT,
+    CloseRung,
+    Drop,
+    Finish,
+    Instruction,
+    Notice,
+    Save,
+    Start,
+)
+from mpihpo.records import Allocation, Ending, Failure
 from mpihpo.runner.orders import (
     Abort,
     Ended,
@@ -20,6 +30,7 @@ from mpihpo.runner.orders import (
     Forget,
     Leave,
     Progressed,
+    Saved,
     Signalled,
     StopSoon,
     Train,
@@ -31,7 +42,6 @@ from mpihpo.runner.recorder import Recorder
 if TYPE_CHECKING:
     from mpihpo.comm.world import World
 
-TIME_LIMIT = "time limit"
 _TICK_SECONDS = 0.2
 
 
@@ -44,7 +54,7 @@ class Dispatcher:
         recorder: Writes down.
         training_ranks: World ranks that take orders.
         clock: Seconds since the job's start.
-        time_seconds: Stop the job after this long.
+        deadline: When the job's time is over, on this clock; None: never.
         trial_seconds: Fail an evaluation after this long.
     """
 
@@ -56,18 +66,20 @@ class Dispatcher:
         *,
         training_ranks: Sequence[int],
         clock: Callable[[], float],
-        time_seconds: float | None = None,
+        deadline: float | None = None,
         trial_seconds: float | None = None,
     ) -> None:
         self._world, self._mailbox = world, world.mailbox
         self._coordinator, self._recorder = coordinator, recorder
         self._training_ranks = tuple(training_ranks)
         self._clock = clock
-        self._time_seconds, self._trial_seconds = time_seconds, trial_seconds
+        self._deadline, self._trial_seconds = deadline, trial_seconds
         self._running: dict[int, tuple[Allocation, float]] = {}
         self._timed_out: set[int] = set()
         self._is_stopping = False
         self._awaits_checkpoint = False
+        self._saving: set[tuple[int, int]] = set()
+        self._saved_early: dict[tuple[int, int], Saved] = {}  # the word came before the outcome
         self._finish: Finish | None = None
         self._next_tick = 0.0
         self._is_stepping = False
@@ -111,7 +123,7 @@ class Dispatcher:
                 self._next_tick = now + _TICK_SECONDS
                 self._recorder.tick(now)
                 self._watch_limits(now)
-            if self._finish is not None and not self._awaits_checkpoint and not self.is_over:
+            if self._finish is not None and not self._is_writing and not self.is_over:
                 self._end(self._finish)
         self._is_stepping = False
         return arrived
@@ -127,7 +139,9 @@ class Dispatcher:
     def _take(self, event: object) -> None:
         now = self._clock()
         if isinstance(event, Ended):
-            self._ended(event.outcome, now)
+            self._ended(event, now)
+        elif isinstance(event, Saved):
+            self._saved(event)
         elif isinstance(event, Progressed):
             self._recorder.reported(event.trial_id, event.report, now)
         elif isinstance(event, Signalled):
@@ -144,21 +158,46 @@ class Dispatcher:
         else:
             raise InternalError(f"the dispatcher was sent {event!r}")
 
-    def _ended(self, outcome: Outcome, now: float) -> None:
-        allocation = outcome.allocation
+    def _saved(self, event: Saved) -> None:
+        key = (event.trial_id, event.epoch)
+        if key not in self._saving:
+            self._saved_early[key] = event
+            return
+        self._saving.remove(key)
+        self._recorder.saved(event.trial_id, event.epoch, event.problem)
+
+    @property
+    def _is_writing(self) -> bool:
+        return self._awaits_checkpoint or bool(self._saving)
+
+    def _ended(self, event: Ended, now: float) -> None:
+        allocation, _ = self._running.pop(event.serial)
+        self._timed_out.discard(event.serial)
+        outcome = event.outcome(allocation)
         evaluation = allocation.evaluation
-        self._running.pop(allocation.serial, None)
-        self._timed_out.discard(allocation.serial)
-        self._recorder.ended(outcome, now)
-        if evaluation.start > 0 and outcome.ending is Ending.FINISHED:
-            again = set(allocation.holders) & set(allocation.keepers)
-            self._order(Forget(evaluation.trial.id, before=evaluation.stop), again)
-        elif outcome.ending is Ending.FAILED:
-            # A keeper may have been done before another member failed.
-            self._order(Forget(evaluation.trial.id, epoch=evaluation.stop), allocation.keepers)
+        trial_id = evaluation.trial.id
+        if outcome.ending is Ending.INTERRUPTED and not self._is_stopping:
+            # Its next epoch would have ended too late; shorter ones of other trials may go on.
+            self._carry_out(self._coordinator.stop(TIME_LIMIT, now))
         instructions = self._coordinator.tell(outcome, now)
-        self._recorder.status(evaluation.trial.id, self._coordinator.status(evaluation.trial.id))
-        self._carry_out(instructions)
+        # What is to be forgotten goes first: a rank may soon keep a newer state of the trial.
+        if outcome.ending is Ending.FAILED:
+            # A keeper may have been done before another member failed.
+            self._order(Forget(trial_id, epoch=evaluation.stop), allocation.keepers)
+        elif evaluation.start > 0 and outcome.ending is Ending.FINISHED:
+            again = set(allocation.holders) & set(allocation.keepers)
+            self._order(Forget(trial_id, before=evaluation.stop), again)
+        self._send(instructions)  # before anything is written down: the ranks wait
+        self._recorder.ended(outcome, now, saving=event.saving)
+        if evaluation.start > 0 and outcome.ending is Ending.FINISHED:
+            self._recorder.drop(trial_id, before=evaluation.stop)
+        if event.saving is not None:
+            key = (trial_id, event.saving)
+            self._saving.add(key)
+            if key in self._saved_early:
+                self._saved(self._saved_early.pop(key))
+        self._recorder.status(trial_id, self._coordinator.status(trial_id))
+        self._record(instructions)
 
     def stop(self, reason: str) -> None:
         """Start nothing more and leave every trial at the end of its epoch; local."""
@@ -171,7 +210,7 @@ class Dispatcher:
         self._carry_out(self._coordinator.stop(reason, self._clock()))
 
     def _watch_limits(self, now: float) -> None:
-        if self._time_seconds is not None and now >= self._time_seconds:
+        if self._deadline is not None and now >= self._deadline:
             self.stop(TIME_LIMIT)
         if self._trial_seconds is None:
             return
@@ -189,15 +228,28 @@ class Dispatcher:
     # Instructions.
 
     def _carry_out(self, instructions: Sequence[Instruction]) -> None:
+        self._send(instructions)
+        self._record(instructions)
+
+    def _send(self, instructions: Sequence[Instruction]) -> None:
+        """Give the ranks what they wait for."""
+        for instruction in instructions:
+            if isinstance(instruction, Start):
+                allocation = instruction.allocation
+                self._running[allocation.serial] = (allocation, self._clock())
+                self._order(Train(allocation), allocation.ranks)
+            elif isinstance(instruction, Drop):
+                self._order(Forget(instruction.trial_id), instruction.ranks)
+
+    def _record(self, instructions: Sequence[Instruction]) -> None:
+        """Write down what was decided, and do what no rank waits for."""
         for instruction in instructions:
             now = self._clock()
             if isinstance(instruction, Start):
-                allocation = instruction.allocation
-                self._running[allocation.serial] = (allocation, now)
-                self._order(Train(allocation), allocation.ranks)
-                self._recorder.started(allocation, now)
+                self._recorder.started(instruction.allocation, now)
             elif isinstance(instruction, Drop):
-                self._order(Forget(instruction.trial_id), instruction.ranks)
+                if instruction.has_ended:
+                    self._recorder.drop(instruction.trial_id)
             elif isinstance(instruction, CloseRung):
                 self._close_rung(instruction, now)
             elif isinstance(instruction, Save):
@@ -205,6 +257,8 @@ class Dispatcher:
                 assert best is not None
                 self._awaits_checkpoint = True
                 self._order(WriteCheckpoint(best), [instruction.rank])
+            elif isinstance(instruction, Notice):
+                self._recorder.note("notice", instruction.text)
             else:
                 self._finish = instruction
 
@@ -220,8 +274,8 @@ class Dispatcher:
     def _end(self, finish: Finish) -> None:
         for trial_id in self._recorder.trial_ids:
             self._recorder.status(trial_id, self._coordinator.status(trial_id))
-        self._recorder.finish(finish.reason, self._clock())
-        self._leave(Leave(finish.reason))
+        problem = self._recorder.finish(finish.reason, self._clock())
+        self._leave(Leave(finish.reason, problem))
 
     def _leave(self, order: Leave) -> None:
         self.is_over = True

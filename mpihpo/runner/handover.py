@@ -20,7 +20,7 @@ from mpihpo.runner.state import KeptState, Part, as_bytes, empty_like, walk
 if TYPE_CHECKING:
     from mpihpo.comm.group import Group
 
-_PACK_BELOW_BYTES = 1 << 18
+_PACK_BELOW_BYTES = 1 << 23
 _PACK_BYTES = 1 << 25
 _LARGEST_BYTES = 1 << 28  # gloo and MPI take 32-bit counts, and a GPU needs room for one piece
 

@@ -2,52 +2,42 @@
 
 from __future__ import annotations
 
-import logging
-import platform
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
-import mpihpo
 from mpihpo.allocation import Topology
-from mpihpo.coordinator import COMPLETED, EVERY_TRIAL_FAILED, build_coordinator
+from mpihpo.comm.mailbox import Tag
+from mpihpo.coordinator import build_coordinator
 from mpihpo.errors import ExperimentError, InternalError
-from mpihpo.experiment import Experiment, load_experiment, load_train
-from mpihpo.records import RungPlan, Status
-from mpihpo.report.progress import Progress
-from mpihpo.results.entries import Provenance
+from mpihpo.experiment import Experiment
 from mpihpo.results.reader import Results
 from mpihpo.runner.agent import Agent
 from mpihpo.runner.dispatcher import Dispatcher
-from mpihpo.runner.orders import Leave
-from mpihpo.runner.recorder import JOURNAL, Recorder
-from mpihpo.runner.state import Keeper
+from mpihpo.runner.orders import Leave, Saved
+from mpihpo.runner.preparation import Preparation, Request, TrainFunction, make_recorder, prepare
+from mpihpo.runner.recorder import CHECKPOINTS, Recorder
+from mpihpo.runner.saver import Saver
+from mpihpo.runner.state import Keeper, KeptState
 from mpihpo.runner.torch_set_up import torch_set_up
 from mpihpo.runner.worker import Worker
-from mpihpo.schedule import scheduler_class
 from mpihpo.search import build_searcher
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpihpo.comm.world import World
-    from mpihpo.runner.trial import Trial
 
-logger = logging.getLogger(__name__)
-
-STOPPED_EARLY = 75
-FAULT = 70
-_SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
+_SWITCH_SECONDS = 0.0005
 
 
 def run(
     experiment: Experiment | Mapping[str, Any] | str | Path,
-    train: Callable[[Any, Trial], object] | None = None,
+    train: TrainFunction | None = None,
     *,
     comm: MPI.Intracomm | None = None,
     output: str | Path | None = None,
@@ -76,191 +66,155 @@ def run(
     from mpihpo.comm.world import World
 
     with World(comm) as world:
-        return _run(world, experiment, train, output, None, lambda agent: None).results
+        request = Request(experiment=experiment, train=train, output=output)
+        return execute(world, request).results
 
 
 @dataclass(frozen=True, slots=True)
-class _Ended:
+class Ended:
     """What a job came to."""
 
     results: Results
     reason: str
 
 
-def _run(
+def execute(
     world: World,
-    experiment: Experiment | Mapping[str, Any] | str | Path,
-    train: Callable[[Any, Trial], object] | None,
-    output: str | Path | None,
-    stream: TextIO | None,
-    with_agent: Callable[[Agent], None],
-    overrides: list[str] | None = None,
-) -> _Ended:
-    """`run` on a world; collective over it. ``with_agent`` is called once the rank has one."""
-    folder = experiment.parent if isinstance(experiment, Path) else Path()
-    if isinstance(experiment, str):
-        folder = Path(experiment).parent
-    source = experiment
-    settled: Experiment = world.on_root(
-        lambda: _settle(source, overrides or [], world.size, train is None)
-    )
-    train = _load_on_every_rank(world, settled, train, folder)
-    directory = world.on_root(lambda: _make_directory(output or settled.output))
+    request: Request,
+    *,
+    with_agent: Callable[[Agent], None] | None = None,
+    seconds_left: float | None = None,
+) -> Ended:
+    """Run one job; collective over the world.
+
+    Args:
+        world: The ranks.
+        request: What to do.
+        with_agent: Called on each rank once it has its agent.
+        seconds_left: Of the allotted time, on rank 0; None: no limit but the experiment's.
+    """
+    preparation = prepare(world, request)
+    experiment = preparation.experiment
     with ExitStack() as stack:
-        backend, device = stack.enter_context(torch_set_up(world, settled))
-        keeper = Keeper()
+        backend, device = stack.enter_context(torch_set_up(world, experiment))
         # Every rank's clock starts when all have arrived; their skew is that of a barrier.
         world.comm.Barrier()
-        started = time.monotonic()
+        started = time.monotonic() - preparation.elapsed_seconds
 
         def clock() -> float:
             return time.monotonic() - started
 
+        deadline = world.on_root(lambda: _deadline(experiment, preparation, seconds_left))
+        keeper = Keeper()
         agent = stack.enter_context(Agent(world, keeper))
-        with_agent(agent)
+        if with_agent is not None:
+            with_agent(agent)
         world.serve = agent.serve
         stack.callback(setattr, world, "serve", lambda: None)
-        tables, reason, fault = None, "", None
-        training = settled.training_range(world.size)
-        recorder = None
-        dispatcher = None
-        thread = None
-        error: Exception | None = None
-        if world.rank == 0:
-            try:
-                recorder = stack.enter_context(_recorder(world, settled, directory, stream).open())
-                dispatcher = _dispatcher(world, settled, recorder, training, clock)
-            except OSError as problem:
-                error = ExperimentError("output", f"{directory} cannot be written: {problem}")
-            except Exception as problem:
-                error = problem
-        world.agree(error)
+        training = experiment.training_range(world.size)
+        dispatcher, recorder = _dispatch(
+            world, request, preparation, training, clock, deadline, stack
+        )
+        leave: Leave | None = None
         if world.rank in training:
+            saver = stack.enter_context(_saver(world, preparation))
             worker = Worker(
                 world=world,
-                experiment=settled,
-                train=train,
+                experiment=experiment,
+                train=preparation.train,
                 backend=backend,
                 device=device,
-                directory=directory,
+                directory=preparation.directory,
                 keeper=keeper,
                 agent=agent,
+                saver=saver,
                 clock=clock,
+                deadline=deadline,
             )
-        if dispatcher is not None:
+            leave = _work(world, worker, dispatcher, agent)
+        elif dispatcher is not None:
             dispatcher.begin()
-            if world.rank not in training:
-                dispatcher.run()
-            elif world.threads_may_call:
-                thread = dispatcher.start_thread()
-            else:
-                world.serve = _both(agent.serve, dispatcher.step)
-        leave: Leave | None = worker.run() if world.rank in training else None
-        if thread is not None:
-            thread.join()
-        if leave is not None:
-            reason, fault = leave.reason, leave.fault
-        reason, fault = world.comm.bcast((reason, fault), training[0])
-        if fault is not None:
-            raise InternalError(f"the job failed, and not one of its trials:\n{fault}")
-        if recorder is not None:
-            tables = Results.from_tables(recorder.tables, directory)
-        results: Results = world.comm.bcast(tables, 0)
-    return _Ended(results, reason)
+            dispatcher.run()
+        return _gather(world, leave, recorder, preparation.directory, training[0])
 
 
-def _both(first: Callable[[], object], second: Callable[[], object]) -> Callable[[], None]:
-    def serve() -> None:
-        first()
-        second()
-
-    return serve
-
-
-def _settle(
-    source: Experiment | Mapping[str, Any] | str | Path,
-    overrides: list[str],
-    ranks: int,
-    needs_train: bool,
-) -> Experiment:
-    """The experiment, checked against the world; on one rank."""
-    if isinstance(source, Experiment):
-        experiment = source
-    elif isinstance(source, Mapping):
-        experiment = Experiment.from_mapping(source)
-    else:
-        experiment = load_experiment(Path(source), overrides)
-    if needs_train and experiment.train is None:
-        raise ExperimentError("train", "missing; expected module:function or path/file.py:function")
-    experiment.check_world(ranks)
-    return experiment
-
-
-def _load_on_every_rank(
-    world: World,
-    experiment: Experiment,
-    train: Callable[[Any, Trial], object] | None,
-    folder: Path,
-) -> Callable[[Any, Trial], object]:
-    """The training function; collective over the world, so that no rank starts without."""
-    error: Exception | None = None
-    if train is None:
+def _work(world: World, worker: Worker, dispatcher: Dispatcher | None, agent: Agent) -> Leave:
+    """Train until told to leave; world rank 0 dispatches beside it."""
+    if dispatcher is None:
+        return worker.run()
+    dispatcher.begin()
+    if world.threads_may_call:
+        # Else a training function in pure Python would keep the dispatcher waiting for 5 ms.
+        interval = sys.getswitchinterval()
+        sys.setswitchinterval(_SWITCH_SECONDS)
+        thread = dispatcher.start_thread()
         try:
-            train = load_train(experiment.train, folder)
-        except ExperimentError as problem:
+            leave = worker.run()
+        finally:
+            thread.join()
+            sys.setswitchinterval(interval)
+        return leave
+
+    def serve() -> None:
+        agent.serve()
+        dispatcher.step()
+
+    world.serve = serve
+    return worker.run()
+
+
+def _deadline(
+    experiment: Experiment, preparation: Preparation, seconds_left: float | None
+) -> float | None:
+    """When the job's time is over, in seconds since its start; on one rank."""
+    limits = [experiment.limits.time_seconds, seconds_left]
+    given = [limit for limit in limits if limit is not None]
+    return preparation.elapsed_seconds + min(given) if given else None
+
+
+def _saver(world: World, preparation: Preparation) -> Saver:
+    def tell(state: KeptState, problem: str | None) -> None:
+        world.mailbox.post(Saved(state.trial_id, state.epoch, problem), 0, Tag.EVENT)
+
+    directory = preparation.directory
+    folder = None if directory is None else directory / CHECKPOINTS
+    return Saver(folder, tell, in_thread=world.threads_may_call)
+
+
+def _dispatch(
+    world: World,
+    request: Request,
+    preparation: Preparation,
+    training: range,
+    clock: Callable[[], float],
+    deadline: float | None,
+    stack: ExitStack,
+) -> tuple[Dispatcher | None, Recorder | None]:
+    """Dispatcher and open recorder on world rank 0; collective over the world."""
+    dispatcher = recorder = None
+    error: Exception | None = None
+    if world.rank == 0:
+        try:
+            recorder = stack.enter_context(make_recorder(world, request, preparation).open())
+            dispatcher = _dispatcher(world, preparation, recorder, training, clock, deadline)
+        except OSError as problem:
+            text = f"{preparation.directory} cannot be written: {problem}"
+            error = ExperimentError("output", text)
+        except Exception as problem:
             error = problem
     world.agree(error)
-    assert train is not None
-    return train
-
-
-def _make_directory(output: str | Path | None) -> Path | None:
-    """The run's folder, made; on one rank."""
-    if output is None:
-        return None
-    directory = Path(output).absolute()
-    if (directory / JOURNAL).exists():
-        problem = f"{directory} holds a run already; expected another folder, or move that one away"
-        raise ExperimentError("output", problem)
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ExperimentError("output", f"{directory} cannot be made: {error.strerror}") from error
-    return directory
-
-
-def _recorder(
-    world: World, experiment: Experiment, directory: Path | None, stream: TextIO | None
-) -> Recorder:
-    planned = _planned_ladder(experiment)
-    provenance = Provenance(
-        experiment_text=experiment.to_yaml(),
-        seed=experiment.seed,
-        versions=_versions(),
-        nodes=world.node_names,
-    )
-    progress = None
-    if stream is not None:
-        progress = Progress(stream, planned, world.size, experiment.objective)
-    return Recorder(experiment, provenance, planned, directory, progress)
-
-
-def _planned_ladder(experiment: Experiment) -> tuple[RungPlan, ...]:
-    trials = experiment.search.planned_trials
-    if trials is None:
-        return ()
-    schedule = experiment.schedule
-    planned: tuple[RungPlan, ...] = tuple(scheduler_class(schedule).ladder(schedule, trials))
-    return planned
+    return dispatcher, recorder
 
 
 def _dispatcher(
     world: World,
-    experiment: Experiment,
+    preparation: Preparation,
     recorder: Recorder,
     training: range,
     clock: Callable[[], float],
+    deadline: float | None,
 ) -> Dispatcher:
+    experiment = preparation.experiment
     coordinator = build_coordinator(
         searcher=build_searcher(
             experiment.search, seed=experiment.seed, mode=experiment.objective.mode
@@ -272,109 +226,34 @@ def _dispatcher(
         seed=experiment.seed,
         topology=Topology(world.node_of),
         training_ranks=training,
+        retries=experiment.limits.retries,
+        deadline=deadline,
     )
+    if preparation.earlier is not None:
+        coordinator.replay(preparation.earlier.history)
     return Dispatcher(
         world,
         coordinator,
         recorder,
         training_ranks=training,
         clock=clock,
-        time_seconds=experiment.limits.time_seconds,
+        deadline=deadline,
         trial_seconds=experiment.limits.trial_seconds,
     )
 
 
-def _versions() -> dict[str, str]:
-    from importlib.metadata import PackageNotFoundError, version
-
-    from mpi4py import MPI
-
-    found = {"mpihpo": mpihpo.__version__, "python": platform.python_version()}
-    for name in ("torch", "mpi4py", "numpy", "h5py"):
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    found["mpi"] = MPI.Get_library_version().splitlines()[0].strip("\0 ")[:80]
-    return found
-
-
-# The command.
-
-
-def main(path: Path, *, output: str | None, overrides: list[str], quiet: bool) -> int:
-    """`python -m mpihpo run`: one job on ``MPI.COMM_WORLD``; collective over it.
-
-    Returns:
-        The exit status, equal on all ranks.
-    """
-    from mpi4py import MPI
-
-    from mpihpo.comm.world import World
-
-    world = World(MPI.COMM_WORLD)
-    sys.excepthook = _aborting(sys.excepthook)
-    stream = None if quiet or world.rank != 0 else sys.stdout
-    try:
-        with _signals() as with_agent:
-            ended = _run(world, path, None, output, stream, with_agent, overrides)
-    except ExperimentError as error:
-        _say(world, " ".join(str(error).split()))
-        world.close()
-        return 2
-    except InternalError as error:
-        _say(world, str(error))
-        world.close()
-        return FAULT
-    if world.rank == 0:
-        sys.stdout.write(ended.results.summary() + "\n")
-        sys.stdout.flush()
-    world.close()
-    return _exit_status(ended)
-
-
-def _say(world: World, text: str) -> None:
-    """Tell the user once what every rank knows."""
-    if world.rank == 0:
-        sys.stderr.write(f"mpihpo: {text}\n")
-        sys.stderr.flush()
-
-
-def _exit_status(ended: _Ended) -> int:
-    if ended.reason not in (COMPLETED, EVERY_TRIAL_FAILED):
-        return STOPPED_EARLY
-    statuses = {trial["status"] for trial in ended.results.trials}
-    return 0 if Status.COMPLETED.value in statuses else 1
-
-
-def _aborting(excepthook: Callable[..., Any]) -> Callable[..., Any]:
-    """An excepthook that ends the job: an uncaught error on one rank would leave it hanging."""
-
-    def hook(*args: Any) -> None:
-        from mpi4py import MPI
-
-        excepthook(*args)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        MPI.COMM_WORLD.Abort(FAULT)
-
-    return hook
-
-
-@contextmanager
-def _signals() -> Iterator[Callable[[Agent], None]]:
-    """Signals that ask the job to stop, for as long as it lasts."""
-    agents: list[Agent] = []
-
-    def handle(number: int, frame: object) -> None:
-        name = signal.Signals(number).name
-        if not agents:
-            raise SystemExit(STOPPED_EARLY)
-        agents[0].signal(name)
-
-    before = {name: signal.signal(getattr(signal, name), handle) for name in _SIGNALS}
-    try:
-        yield agents.append
-    finally:
-        for name, handler in before.items():
-            signal.signal(getattr(signal, name), handler)
+def _gather(
+    world: World,
+    leave: Leave | None,
+    recorder: Recorder | None,
+    directory: Path | None,
+    root: int,
+) -> Ended:
+    """The job's end, equal on all ranks; collective over the world."""
+    told = None if leave is None else (leave.reason, leave.fault)
+    reason, fault = world.comm.bcast(told, root)
+    if fault is not None:
+        raise InternalError(f"the job failed, and not one of its trials:\n{fault}")
+    tables = None if recorder is None else Results.from_tables(recorder.tables, directory)
+    results: Results = world.comm.bcast(tables, 0)
+    return Ended(results, reason)

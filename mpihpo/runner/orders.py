@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mpihpo.records import Allocation, Failure, Outcome, Report, Spent
+from mpihpo.records import Allocation, Ending, Failure, Outcome, Report, Spent
 
 # Orders: from the dispatcher to a rank's worker.
 
@@ -54,9 +55,46 @@ class Progressed:
 
 @dataclass(frozen=True, slots=True)
 class Ended:
-    """An evaluation is over and all its ranks are free."""
+    """An evaluation is over and all its ranks are free.
 
-    outcome: Outcome
+    Plain values, without the allocation that the dispatcher knows by its serial: this is sent for
+    each evaluation, and records in records take their time to pickle.
+    """
+
+    serial: int
+    ending: str
+    reports: tuple[tuple[int, Mapping[str, float], float], ...]
+    """Fields of each `Report`."""
+    objective: float | None
+    failure: Failure | None
+    t_start: float
+    t_stop: float
+    spent: tuple[float, float, float, float]
+    """Fields of `Spent`."""
+    saving: int | None = None
+    """The epoch whose state the leader is writing to disk; `Saved` follows."""
+
+    def outcome(self, allocation: Allocation) -> Outcome:
+        """The whole record."""
+        return Outcome(
+            allocation=allocation,
+            ending=Ending(self.ending),
+            reports=tuple(Report(*fields) for fields in self.reports),
+            objective=self.objective,
+            failure=self.failure,
+            t_start=self.t_start,
+            t_stop=self.t_stop,
+            spent=Spent(*self.spent),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A trial's state is on the disk, or why not."""
+
+    trial_id: int
+    epoch: int
+    problem: str | None
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,6 +51,11 @@ class Part:
         """The state as `state_dict` gave it, with the leaves in place."""
         return _map(pickle.loads(self.skeleton), lambda leaf: self.leaves[leaf.index], Leaf)
 
+    def copied(self) -> Part:
+        """The same in memory of its own."""
+        leaves = [leaf.clone() if _is_tensor(leaf) else leaf.copy() for leaf in self.leaves]
+        return Part(self.skeleton, leaves)
+
 
 @dataclass(frozen=True, slots=True)
 class KeptState:
@@ -183,7 +188,8 @@ def empty_like(skeleton: bytes) -> Part:
 
     def make(leaf: Leaf) -> None:
         if leaf.is_tensor:
-            torch = sys.modules["torch"]
+            import torch  # a training function may import it only later
+
             dtype = getattr(torch, leaf.dtype.removeprefix("torch."))
             leaves.append(torch.empty(leaf.shape, dtype=dtype))
         else:

@@ -9,7 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpihpo.data.sampling import BatchShare
-from mpihpo.errors import MissingReportError, ObjectiveError, StateError, TrialError
+from mpihpo.errors import (
+    CheckpointError,
+    MissingReportError,
+    ObjectiveError,
+    StateError,
+    TrialError,
+)
 from mpihpo.records import Allocation, Objective, Report
 from mpihpo.runner import state as states
 from mpihpo.runner.batch import BatchPlan
@@ -72,7 +78,7 @@ class Trial:
         arguments: Mapping[str, Any],
         cache: dict[str, Any],
         kept: KeptState | None,
-        is_last_epoch: Callable[[int], bool],
+        is_last_epoch: Callable[[int, float], bool],
         on_report: Callable[[Report], None],
     ) -> None:
         evaluation = allocation.evaluation
@@ -95,7 +101,8 @@ class Trial:
         self._attached: dict[str, Any] = {}
         self._samplers: list[BatchShare] = []
         self._reports: dict[int, Report] = {}
-        self._epoch = self.start
+        self._epoch = self._completed = self.start
+        self._uses_epochs = False
         self._entered = time.perf_counter()
         self._restore_seconds = 0.0
         self._is_interrupted = False
@@ -141,7 +148,10 @@ class Trial:
         parts = self._shared_parts(objects, with_generators=first and self.start > 0)
         if self.start > 0 or self.rank != 0:
             for name, thing in objects.items():
-                states.put_back(name, thing, parts[name])
+                # Loading may keep the tensors it is given, and training must not change what is
+                # kept.
+                is_kept = self._kept is not None and parts[name] is self._kept.parts.get(name)
+                states.put_back(name, thing, parts[name].copied() if is_kept else parts[name])
         if GENERATORS in parts:
             states.put_back_generators(parts[GENERATORS])
         self._restore_seconds += time.perf_counter() - began
@@ -163,7 +173,10 @@ class Trial:
         return parts or {}
 
     def _kept_parts(self, objects: Mapping[str, Any], *, with_generators: bool) -> dict[str, Part]:
-        assert self._kept is not None
+        if self._kept is None:
+            name = next(iter(objects), "...")
+            problem = f"its state after epoch {self.start} is not on the disk"
+            raise CheckpointError(f"attach({name}=...): {problem}")
         missing = [name for name in objects if name not in self._kept.parts]
         if missing:
             known = ", ".join(name for name in self._kept.parts if name != GENERATORS)
@@ -179,7 +192,7 @@ class Trial:
         parts = {name: states.take(thing, copy=True) for name, thing in self._attached.items()}
         if parts:
             parts[GENERATORS] = states.take_generators()
-        return KeptState(self.id, self.stop, parts)
+        return KeptState(self.id, self._completed, parts)
 
     def cache(self, key: str, factory: Callable[[], T]) -> T:
         """What ``factory()`` made for ``key``, kept in this process across trials; local.
@@ -254,13 +267,18 @@ class Trial:
         Raises:
             MissingReportError: On the leader, after an epoch without a report of the objective.
         """
+        self._uses_epochs = True
+        seconds = 0.0
         for epoch in range(self.start + 1, self.stop + 1):
-            if self._is_last_epoch(epoch - 1):
+            if self._is_last_epoch(epoch - 1, seconds):
                 self._is_interrupted = True
                 return
+            began = time.perf_counter()
             self._begin_epoch(epoch)
             yield epoch
             self._check_report(epoch)
+            self._completed = epoch
+            seconds = time.perf_counter() - began
 
     def _begin_epoch(self, epoch: int) -> None:
         self._epoch = epoch
@@ -341,9 +359,17 @@ class Trial:
 
     def _finish(self) -> None:
         """Check that the training function did all it had to; local."""
-        if not self._is_interrupted:
-            for epoch in range(self.start + 1, self.stop + 1):
-                self._check_report(epoch)
+        if self._is_interrupted:
+            return
+        for epoch in range(self.start + 1, self.stop + 1):
+            self._check_report(epoch)
+        if self._uses_epochs and self._completed < self.stop:
+            # Its peers may wait for it in a collective for ever.
+            raise TrialError(
+                f"rank {self.rank} of the trial left trial.epochs() after epoch {self._epoch} of "
+                f"{self.stop}; expected all ranks to go on to the last one"
+            )
+        self._completed = self.stop
 
 
 def _number(name: str, value: Any, epoch: int) -> float:

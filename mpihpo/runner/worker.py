@@ -36,6 +36,9 @@ from mpihpo.runner.orders import (
     WriteCheckpoint,
     Written,
 )
+from mpihpo.runner.recorder import CHECKPOINTS
+from mpihpo.runner.saved_state import read_state, state_path
+from mpihpo.runner.saver import Saver
 from mpihpo.runner.state import Keeper, KeptState
 from mpihpo.runner.trial import Trial
 
@@ -56,6 +59,8 @@ class _Course:
     failed_at: float = 0.0
     is_consequence: bool = False
     is_interrupted: bool = False
+    state: KeptState | None = None
+    """On the leader: for the disk, once every member has come through."""
 
 
 class Worker:
@@ -70,7 +75,9 @@ class Worker:
         directory: The run's folder; None where nothing is written.
         keeper: The states this rank keeps.
         agent: This rank's agent.
+        saver: Writes states to disk.
         clock: Seconds since the job's start.
+        deadline: Leave training functions at the last epoch that ends before; None: no limit.
     """
 
     def __init__(
@@ -84,13 +91,15 @@ class Worker:
         directory: Path | None,
         keeper: Keeper,
         agent: Agent,
+        saver: Saver,
         clock: Callable[[], float],
+        deadline: float | None = None,
     ) -> None:
         self._world, self._mailbox = world, world.mailbox
         self._experiment, self._train = experiment, train
         self._backend, self._device, self._directory = backend, device, directory
-        self._keeper, self._agent = keeper, agent
-        self._clock = clock
+        self._keeper, self._agent, self._saver = keeper, agent, saver
+        self._clock, self._deadline = clock, deadline
         training = experiment.training_range(world.size)
         self._local_rank, _ = place_on_node(world.node_of, world.rank, training)
         self._cache: dict[str, Any] = {}
@@ -139,15 +148,16 @@ class Worker:
 
     def _write(self, outcome: Outcome) -> None:
         evaluation = outcome.allocation.evaluation
-        state = self._keeper.get(evaluation.trial.id, evaluation.stop)
         event = Written(None)
-        if state is None:
-            event = Written(None, f"the state of trial {evaluation.trial.id} is not here")
-        elif self._directory is not None and state.parts:
+        if self._directory is not None:
+            folder = self._directory / CHECKPOINTS
             try:
-                event = Written(
-                    str(write_checkpoint(self._directory / "checkpoints", state, outcome))
-                )
+                state = self._keeper.get(evaluation.trial.id, evaluation.stop)
+                name = evaluation.trial.id, evaluation.stop
+                if state is None and state_path(folder, *name).exists():  # of an earlier job
+                    state = read_state(folder, *name)
+                if state is not None and state.parts:
+                    event = Written(str(write_checkpoint(folder, state, outcome)))
             except Exception as error:  # a full disk must not lose the results
                 event = Written(None, f"{type(error).__name__}: {error}")
         self._mailbox.post(event, 0, Tag.EVENT)
@@ -174,8 +184,7 @@ class Worker:
                 self._fail(group, course, error)
         if course.failure is not None:
             group.abort()
-            if group.size > 1 and "torch" in sys.modules:
-                gc.collect()
+            _give_memory_back()
         freed = time.perf_counter() - began
         course.spent = replace(course.spent, resplit=course.spent.resplit + freed)
         if group.rank == 0:
@@ -206,8 +215,8 @@ class Worker:
             self._train(dict(evaluation.trial.config), trial)
             trial._finish()
             group.check()
-        except TrialInterrupted:
-            trial._is_interrupted = True
+        except TrialInterrupted:  # in the middle of an epoch, whose state nobody can use
+            trial._is_interrupted, trial._completed = True, trial.start
         finally:
             trained = time.perf_counter()
             restore = fetched - built + trial._restore_seconds
@@ -215,8 +224,12 @@ class Worker:
                 resplit=built - began, restore=restore, train=trained - built - restore
             )
         course.is_interrupted = trial._is_interrupted
-        if self._world.rank in allocation.keepers and not trial._is_interrupted:
-            self._keeper.put(trial._take_state())
+        if self._world.rank in allocation.keepers and trial._completed > trial.start:
+            state = trial._take_state()
+            if not trial._is_interrupted:
+                self._keeper.put(state)
+            if group.rank == 0 and self._saver.wants(state):
+                course.state = state
             course.spent = replace(course.spent, save=time.perf_counter() - trained)
 
     def _kept_state(self, allocation: Allocation, group: Group) -> KeptState | None:
@@ -226,7 +239,13 @@ class Worker:
             return None
         trial_id, epoch = evaluation.trial.id, evaluation.start
         kept = self._keeper.get(trial_id, epoch)
-        if group.rank == 0 and not set(allocation.holders) & set(allocation.ranks):
+        if not allocation.holders:  # of an earlier job: on the disk
+            assert self._directory is not None
+            folder = self._directory / CHECKPOINTS
+            # A trial that attaches nothing has no file; one that does fails when it attaches.
+            if group.rank == 0 and state_path(folder, trial_id, epoch).exists():
+                kept = read_state(folder, trial_id, epoch)
+        elif group.rank == 0 and not set(allocation.holders) & set(allocation.ranks):
             holder = allocation.holders[0]
             self._mailbox.post(SendState(trial_id, epoch), holder, Tag.ALERT)
             kept = receive_state(self._mailbox, holder, group.check)
@@ -254,15 +273,23 @@ class Worker:
             arguments=self._experiment.arguments,
             cache=self._cache,
             kept=kept,
-            is_last_epoch=lambda epoch: self._is_last_epoch(group, epoch),
+            is_last_epoch=lambda epoch, seconds: self._is_last_epoch(group, epoch, seconds),
             on_report=lambda report: self._progress(evaluation.trial.id, course, report),
         )
 
-    def _is_last_epoch(self, group: Group, epoch: int) -> bool:
-        """Whether the job's time is over; collective over the group: the leader decides for all."""
+    def _is_last_epoch(self, group: Group, epoch: int, epoch_seconds: float) -> bool:
+        """Whether the job's time is over; collective over the group: the leader decides for all.
+
+        Args:
+            group: The trial's.
+            epoch: Completed epochs.
+            epoch_seconds: What the last one took; the next one has to end in time as well.
+        """
         group.check()
         if group.rank == 0:
-            verdict = EpochVerdict(group.serial, epoch, self._agent.should_stop)
+            ends = self._clock() + epoch_seconds
+            is_late = self._deadline is not None and ends > self._deadline
+            verdict = EpochVerdict(group.serial, epoch, self._agent.should_stop or is_late)
             for member in group.ranks[1:]:
                 self._mailbox.post(verdict, member, Tag.EPOCH)
             return verdict.is_last
@@ -348,22 +375,27 @@ class Worker:
         objective = None
         if ending is Ending.FINISHED:
             objective = course.reports[-1].metrics[self._experiment.objective.metric]
-        outcome = Outcome(
-            allocation=allocation,
-            ending=ending,
-            reports=tuple(course.reports),
+        saving = None
+        if not failure and course.state is not None:
+            saving = course.state.epoch
+            self._saver.save(course.state)
+        event = Ended(
+            serial=allocation.serial,
+            ending=ending.value,
+            reports=tuple((each.epoch, each.metrics, each.seconds) for each in course.reports),
             objective=objective,
             failure=failure,
             t_start=t_start,
             t_stop=self._clock(),
-            spent=Spent(
-                resplit=max(spent.resplit for spent in spents),
-                restore=max(spent.restore for spent in spents),
-                train=max(spent.train for spent in spents),
-                save=max(spent.save for spent in spents),
+            spent=(
+                max(spent.resplit for spent in spents),
+                max(spent.restore for spent in spents),
+                max(spent.train for spent in spents),
+                max(spent.save for spent in spents),
             ),
+            saving=saving,
         )
-        self._mailbox.post(Ended(outcome), 0, Tag.EVENT)
+        self._mailbox.post(event, 0, Tag.EVENT)
 
     def _member_ends(self, group: Group) -> list[MemberEnd]:
         ends: list[MemberEnd] = []
@@ -379,3 +411,11 @@ class Worker:
 
         wait_until(all_here, check=self._world.serve)
         return ends
+
+
+def _give_memory_back() -> None:
+    """After a failure: frames and cycles may hold a model, and the allocator what it had."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()  # a rank that shares the GPU may need it

@@ -54,7 +54,7 @@ def path(tmp_path, monkeypatch):
 @pytest.fixture
 def job(monkeypatch):
     """Stands in for the job: records its calls, returns or raises what it is told."""
-    fake = types.ModuleType("mpihpo.runner.job")
+    fake = types.ModuleType("mpihpo.runner.command")
     fake.calls = []
     fake.result = 0
 
@@ -65,7 +65,7 @@ def job(monkeypatch):
         return fake.result
 
     fake.main = main
-    monkeypatch.setitem(sys.modules, "mpihpo.runner.job", fake)
+    monkeypatch.setitem(sys.modules, "mpihpo.runner.command", fake)
     return fake
 
 
@@ -175,14 +175,17 @@ def test_version(capsys):
 def test_run_hands_over_to_the_job_and_returns_its_status(job, status):
     job.result = status
     arguments = ["run", "e.yaml", "--output", "out", "--set", "seed=3", "--set", "a=b", "--quiet"]
+    arguments += ["--resume", "--force"]
     assert cli.main(arguments) == status
     options = {"output": "out", "overrides": ["seed=3", "a=b"], "quiet": True}
+    options |= {"resume": True, "force": True}
     assert job.calls == [(Path("e.yaml"), options)]
 
 
 def test_run_without_options(job):
     assert cli.main(["run", "e.yaml"]) == 0
-    assert job.calls == [(Path("e.yaml"), {"output": None, "overrides": [], "quiet": False})]
+    options = {"output": None, "overrides": [], "quiet": False, "resume": False, "force": False}
+    assert job.calls == [(Path("e.yaml"), options)]
 
 
 @pytest.mark.parametrize(

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 
+from mpihpo.agenda import trial_seed
 from mpihpo.allocation import AllocationSettings, Topology, build_policy
-from mpihpo.coordinator import CloseRung, Coordinator, Drop, Finish, Save, Start, trial_seed
+from mpihpo.coordinator import Coordinator
 from mpihpo.errors import AllocationError, ExperimentError, InternalError
+from mpihpo.instructions import CloseRung, Drop, Finish, Save, Start
 from mpihpo.records import Ending, Evaluation, RungResult, Status, TrialRecord
 from mpihpo.schedule import Propose
 from tests.unit.virtual_clock import LOSS, ListSearcher, Run, ended, evaluation, jitter, make
@@ -90,7 +92,7 @@ def test_instructions_of_one_small_experiment() -> None:
         Save,
         Finish,
     ]
-    assert run.log[3] == Drop(0, (0,))
+    assert run.log[3] == Drop(0, (0,), has_ended=True)
     promoted = run.starts[2]
     assert promoted.evaluation.trial == TrialRecord(id=1, config={"x": 1}, seed=trial_seed(17, 1))
     assert (promoted.serial, promoted.ranks) == (2, (1, 0))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpihpo.allocation import Topology
-from mpihpo.coordinator import Instruction
+from mpihpo.instructions import Instruction
 from mpihpo.records import Evaluation
 from tests.unit.virtual_clock import Run, jitter, make
 

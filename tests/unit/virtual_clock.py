@@ -9,16 +9,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from mpihpo.allocation import AllocationSettings, Topology
-from mpihpo.coordinator import (
-    CloseRung,
-    Coordinator,
-    Drop,
-    Finish,
-    Instruction,
-    Save,
-    Start,
-    build_coordinator,
-)
+from mpihpo.coordinator import Coordinator, build_coordinator
+from mpihpo.instructions import CloseRung, Drop, Finish, Instruction, Save, Start
 from mpihpo.records import (
     Allocation,
     Config,
@@ -27,11 +19,14 @@ from mpihpo.records import (
     Failure,
     Objective,
     Outcome,
+    Report,
     RungResult,
     Status,
     TrialRecord,
 )
 from mpihpo.schedule import ScheduleSettings
+
+Step = Allocation | Outcome
 
 LOSS = Objective(metric="loss")
 
@@ -59,16 +54,22 @@ def evaluation(trial_id: int, rung: int = 0, start: int = 0, stop: int = 1) -> E
 
 
 def ended(
-    work: Evaluation | Allocation, value: float | None = None, ending: Ending = Ending.FINISHED
+    work: Evaluation | Allocation,
+    value: float | str | None = None,
+    ending: Ending = Ending.FINISHED,
+    *,
+    reports: tuple[Report, ...] = (),
 ) -> Outcome:
-    """The outcome of an evaluation: finished with a value, or failed, or interrupted."""
+    """The outcome of an evaluation: finished with a value, failed with a kind, or interrupted."""
     if isinstance(work, Evaluation):
         work = Allocation(serial=0, evaluation=work, ranks=(0,))
-    failure = Failure(rank=work.leader, kind="ValueError", message="bad configuration")
+    kind = value if isinstance(value, str) else "ValueError"
+    failure = Failure(rank=work.leader, kind=kind, message="bad configuration")
     return Outcome(
         allocation=work,
         ending=ending,
-        objective=value if ending is Ending.FINISHED else None,
+        reports=reports,
+        objective=value if not isinstance(value, str) and ending is Ending.FINISHED else None,
         failure=failure if ending is Ending.FAILED else None,
     )
 
@@ -84,6 +85,8 @@ def make(
     training_ranks: Collection[int] | None = None,
     searcher: ListSearcher | None = None,
     limit: int | None = -1,
+    retries: int = 0,
+    deadline: float | None = None,
     **allocation: object,
 ) -> Coordinator:
     """A coordinator; ``limit`` is what the scheduler is told of the number of trials."""
@@ -102,6 +105,8 @@ def make(
         seed=17,
         topology=topology,
         training_ranks=range(topology.size) if training_ranks is None else training_ranks,
+        retries=retries,
+        deadline=deadline,
     )
 
 
@@ -121,17 +126,22 @@ class Run:
     """What a driven coordinator did, and what the ranks would remember."""
 
     coordinator: Coordinator
-    value: Callable[[Evaluation], float | None]
-    """The objective; None: the evaluation fails."""
+    value: Callable[[Evaluation], float | str | None]
+    """The objective; None: the evaluation fails; text: with an error of this name."""
     seconds: Callable[[Allocation], float] = unit
     now: float = 0.0
     log: list[Instruction] = field(default_factory=list)
     outcomes: list[Outcome] = field(default_factory=list)
     memory: defaultdict[int, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
     """World rank to trial to the epoch of the kept state."""
+    disk: defaultdict[int, set[int]] = field(default_factory=lambda: defaultdict(set))
+    """Trial to the epochs whose state is on the disk."""
+    steps: list[tuple[Step, dict[int, frozenset[int]]]] = field(default_factory=list)
+    """As a journal has them: starts and outcomes, each with what was on the disk just then."""
     idle: list[tuple[int, int]] = field(default_factory=list)
     """After each decision: idle ranks, and the evaluations started so far."""
     _events: list[tuple[float, int, Allocation]] = field(default_factory=list)
+    _durations: dict[int, float] = field(default_factory=dict)
     _busy: set[int] = field(default_factory=set)
 
     def drive(self, outcomes: int | None = None) -> Run:
@@ -141,26 +151,50 @@ class Run:
         while self._events and outcomes != 0:
             self.now, _, allocation = heapq.heappop(self._events)
             value = self.value(allocation.evaluation)
-            self.tell(allocation, value, Ending.FAILED if value is None else Ending.FINISHED)
+            has_failed = value is None or isinstance(value, str)
+            self.tell(allocation, value, Ending.FAILED if has_failed else Ending.FINISHED)
             outcomes = None if outcomes is None else outcomes - 1
         assert self.coordinator.done or outcomes == 0
         return self
 
-    def interrupt(self, reason: str) -> Run:
-        """Stop, and interrupt everything that runs."""
+    def interrupt(
+        self,
+        reason: str,
+        reached: Callable[[Evaluation], int] = lambda evaluation: evaluation.start,
+    ) -> Run:
+        """Stop, and interrupt everything that runs, each after its epoch ``reached``."""
         self.obey(self.coordinator.stop(reason, self.now))
         for _, _, allocation in sorted(self._events):
-            self.tell(allocation, None, Ending.INTERRUPTED)
+            self.tell(allocation, None, Ending.INTERRUPTED, reached(allocation.evaluation))
         return self
 
-    def tell(self, allocation: Allocation, value: float | None, ending: Ending) -> None:
-        trial_id = allocation.evaluation.trial.id
+    def tell(
+        self,
+        allocation: Allocation,
+        value: float | str | None,
+        ending: Ending,
+        reached: int | None = None,
+    ) -> None:
+        evaluation = allocation.evaluation
+        trial_id = evaluation.trial.id
+        last = evaluation.stop if reached is None else reached
+        pace = self._durations.pop(allocation.serial) / (evaluation.stop - evaluation.start)
+        reports = tuple(
+            Report(epoch, {}, pace * (epoch - evaluation.start))
+            for epoch in range(evaluation.start + 1, last + 1)
+            if ending is not Ending.FAILED
+        )
         self._busy.difference_update(allocation.ranks)
         if ending is Ending.FINISHED:
             for rank in allocation.keepers:
-                self.memory[rank][trial_id] = allocation.evaluation.stop
-        outcome = ended(allocation, value, ending)
+                self.memory[rank][trial_id] = evaluation.stop
+        if reports:
+            self.disk[trial_id].add(last)
+        outcome = ended(allocation, value, ending, reports=reports)
         self.outcomes.append(outcome)
+        self._note(outcome)
+        if ending is Ending.FINISHED:
+            self.disk[trial_id] = {epoch for epoch in self.disk[trial_id] if epoch >= last}
         self.obey(self.coordinator.tell(outcome, self.now))
 
     def obey(self, instructions: list[Instruction]) -> None:
@@ -170,15 +204,18 @@ class Run:
             if isinstance(instruction, Start):
                 self._start(instruction.allocation)
             elif isinstance(instruction, Drop):
-                assert instruction.ranks
+                assert instruction.ranks or instruction.has_ended
+                if instruction.has_ended:
+                    self.disk.pop(instruction.trial_id, None)
                 for rank in instruction.ranks:
                     del self.memory[rank][instruction.trial_id]
             elif isinstance(instruction, Save):
                 best = self.coordinator.best
                 assert best is not None
                 assert best.allocation.evaluation.trial.id == instruction.trial_id
-                held = self.memory[instruction.rank][instruction.trial_id]
-                assert held == best.allocation.evaluation.stop
+                held = self.memory[instruction.rank].get(instruction.trial_id)
+                stop = best.allocation.evaluation.stop
+                assert held == stop or (held is None and stop in self.disk[instruction.trial_id])
         snapshot = self.coordinator.snapshot()
         assert snapshot.busy_ranks == len(self._busy)
         assert len(snapshot.running) == snapshot.counts.get(Status.RUNNING, 0)
@@ -190,13 +227,21 @@ class Run:
         assert not self._busy.intersection(allocation.ranks)
         self._busy.update(allocation.ranks)
         evaluation = allocation.evaluation
-        assert bool(allocation.holders) == bool(evaluation.start)
+        if evaluation.start and not allocation.holders:
+            assert evaluation.start in self.disk[evaluation.trial.id]
+        assert evaluation.start or not allocation.holders
         for rank in allocation.holders:
             assert self.memory[rank][evaluation.trial.id] == evaluation.start
         assert allocation.keepers[0] == allocation.leader
         assert set(allocation.keepers) <= set(allocation.ranks)
-        event = (self.now + self.seconds(allocation), allocation.serial, allocation)
+        seconds = self._durations[allocation.serial] = self.seconds(allocation)
+        event = (self.now + seconds, allocation.serial, allocation)
         heapq.heappush(self._events, event)
+        self._note(allocation)
+
+    def _note(self, step: Step) -> None:
+        on_disk = {trial_id: frozenset(epochs) for trial_id, epochs in self.disk.items() if epochs}
+        self.steps.append((step, on_disk))
 
     @property
     def starts(self) -> list[Allocation]:

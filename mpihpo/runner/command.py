@@ -1,0 +1,132 @@
+"""`python -m mpihpo run`: one job that owns its processes, and the exit status it ends with."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpihpo.errors import ExperimentError, InternalError, ResultsError
+from mpihpo.instructions import COMPLETED, EVERY_TRIAL_FAILED
+from mpihpo.records import Status
+from mpihpo.runner.agent import Agent
+from mpihpo.runner.allotted_time import seconds_left
+from mpihpo.runner.job import Ended, execute
+from mpihpo.runner.preparation import Request
+
+if TYPE_CHECKING:
+    from mpihpo.comm.world import World
+
+BAD_EXPERIMENT = 2
+FAULT = 70
+STOPPED_EARLY = 75
+_SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
+_RESERVE = 0.1  # of the time that is left, for closing everything
+_LONGEST_RESERVE_SECONDS = 60.0
+
+
+def main(
+    path: Path,
+    *,
+    output: str | None,
+    overrides: list[str],
+    quiet: bool,
+    resume: bool = False,
+    force: bool = False,
+) -> int:
+    """Run one job on ``MPI.COMM_WORLD``; collective over it.
+
+    Returns:
+        The exit status, equal on all ranks.
+    """
+    from mpi4py import MPI
+
+    from mpihpo.comm.world import World
+
+    world = World(MPI.COMM_WORLD)
+    sys.excepthook = _aborting(sys.excepthook)
+    request = Request(
+        experiment=path,
+        output=output,
+        overrides=overrides,
+        resume=resume,
+        force=force,
+        stream=None if quiet or world.rank != 0 else sys.stdout,
+    )
+    try:
+        with _signals() as with_agent:
+            left = _allotted() if world.rank == 0 else None
+            ended = execute(world, request, with_agent=with_agent, seconds_left=left)
+    except (ExperimentError, ResultsError) as error:
+        _say(world, " ".join(str(error).split()))
+        world.close()
+        return BAD_EXPERIMENT
+    except InternalError as error:
+        _say(world, str(error))
+        world.close()
+        return FAULT
+    if world.rank == 0:
+        sys.stdout.write(ended.results.summary() + "\n")
+        sys.stdout.flush()
+    world.close()
+    return _exit_status(ended)
+
+
+def _allotted() -> float | None:
+    """Seconds of the batch system's time that may be used; on one rank."""
+    left = seconds_left()
+    return None if left is None else left - min(_RESERVE * left, _LONGEST_RESERVE_SECONDS)
+
+
+def _say(world: World, text: str) -> None:
+    """Tell the user once what every rank knows."""
+    if world.rank == 0:
+        sys.stderr.write(f"mpihpo: {text}\n")
+        sys.stderr.flush()
+
+
+def _exit_status(ended: Ended) -> int:
+    if ended.reason not in (COMPLETED, EVERY_TRIAL_FAILED):
+        return STOPPED_EARLY
+    statuses = {trial["status"] for trial in ended.results.trials}
+    return 0 if Status.COMPLETED.value in statuses else 1
+
+
+def _aborting(excepthook: Callable[..., Any]) -> Callable[..., Any]:
+    """An excepthook that ends the job: an uncaught error on one rank would leave it hanging."""
+
+    def hook(*args: Any) -> None:
+        from mpi4py import MPI
+
+        excepthook(*args)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        MPI.COMM_WORLD.Abort(FAULT)
+
+    return hook
+
+
+@contextmanager
+def _signals() -> Iterator[Callable[[Agent], None]]:
+    """Signals that ask the job to stop, for as long as it lasts."""
+    agents: list[Agent] = []
+    seen: set[int] = set()
+
+    def handle(number: int, frame: object) -> None:
+        if number in seen or not agents:
+            # Asked twice, or before there is anything to lose: go at once.
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+        seen.add(number)
+        agents[0].signal(signal.Signals(number).name)
+
+    before = {name: signal.signal(getattr(signal, name), handle) for name in _SIGNALS}
+    try:
+        yield agents.append
+    finally:
+        for name, handler in before.items():
+            signal.signal(getattr(signal, name), handler)

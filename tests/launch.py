@@ -145,7 +145,8 @@ class Job:
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
-                env={**environment, _MARK: self._mark},
+                # Open MPI's sessions share a folder, and the end of one breaks another's start.
+                env={**environment, _MARK: self._mark, "PRTE_MCA_prte_tmpdir_base": str(folder)},
                 cwd=cwd,
                 start_new_session=True,
             )
@@ -264,7 +265,7 @@ def run_ranks(
     ranks: int,
     arguments: Sequence[str],
     *,
-    timeout: float = 60.0,
+    timeout: float = 120.0,
     env: Mapping[str, str | None] | None = None,
     cwd: str | os.PathLike[str] | None = None,
     rc: int | None = 0,
@@ -291,7 +292,7 @@ def run_programs(
     ranks: int,
     module: str,
     *functions: str,
-    timeout: float = 60.0,
+    timeout: float = 120.0,
     env: Mapping[str, str | None] | None = None,
 ) -> Result:
     """Call functions of a module of `tests.mpi.programs` on so many ranks, one after the other.

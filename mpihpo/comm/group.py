@@ -120,14 +120,15 @@ class Group:
                 self._process_group.release()
 
     def free(self) -> None:
-        """The normal end; collective over the members, but waits for no rank longer than MPI does.
+        """The normal end; collective over the members.
 
         Raises:
             TeardownError: Something could not be freed.
-            GroupAborted: NCCL only: a member failed meanwhile.
+            GroupAborted: A member failed meanwhile.
         """
-        if self._process_group is not None and self.backend == "nccl":
-            # All ranks of an NCCL communicator destroy it or all abort it; mixed, they hang.
+        if self._process_group is not None:
+            # A member that is still building it, or in its last collective, needs the connections;
+            # and all ranks of an NCCL communicator destroy it or all abort it; mixed, they hang.
             self.comm.Barrier()
         with self._lock:
             process_group, self._process_group = self._process_group, None

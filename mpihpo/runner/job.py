@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpihpo.allocation import Topology
+from mpihpo.comm.devices import place_on_node
 from mpihpo.comm.mailbox import Tag
 from mpihpo.coordinator import build_coordinator
 from mpihpo.errors import ExperimentError, InternalError
@@ -18,6 +19,7 @@ from mpihpo.experiment import Experiment
 from mpihpo.results.reader import Results
 from mpihpo.runner.agent import Agent
 from mpihpo.runner.dispatcher import Dispatcher
+from mpihpo.runner.member import Equipment
 from mpihpo.runner.orders import Leave, Saved
 from mpihpo.runner.preparation import Preparation, Request, TrainFunction, make_recorder, prepare
 from mpihpo.runner.recorder import CHECKPOINTS, Recorder
@@ -118,12 +120,14 @@ def execute(
         leave: Leave | None = None
         if world.rank in training:
             saver = stack.enter_context(_saver(world, preparation))
-            worker = Worker(
+            local_rank, _ = place_on_node(world.node_of, world.rank, training)
+            equipment = Equipment(
                 world=world,
                 experiment=experiment,
                 train=preparation.train,
                 backend=backend,
                 device=device,
+                local_rank=local_rank,
                 directory=preparation.directory,
                 keeper=keeper,
                 agent=agent,
@@ -131,7 +135,7 @@ def execute(
                 clock=clock,
                 deadline=deadline,
             )
-            leave = _work(world, worker, dispatcher, agent)
+            leave = _work(world, Worker(equipment), dispatcher, agent)
         elif dispatcher is not None:
             dispatcher.begin()
             dispatcher.run()

@@ -16,5 +16,5 @@ def test_state_moves_with_its_trial(mpi: Mpi) -> None:
         "generators_continue",
         "what_does_not_fit",
         "wrong_attachments",
-        timeout=120,
+        timeout=150,
     )

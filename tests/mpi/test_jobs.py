@@ -31,7 +31,7 @@ def test_jobs_without_torch(mpi: Mpi) -> None:
         "a_failing_member",
         "wrong_experiments",
         "embedded",
-        timeout=120,
+        timeout=150,
     )
 
 

@@ -14,6 +14,6 @@ def test_members_are_released_from_every_kind_of_wait(mpi: Mpi) -> None:
         "while_building",
         "a_word_that_comes_early",
         "other_connections_stay",
-        timeout=120,
+        timeout=150,
     )
     assert "seconds until all were released" in result.outs[0]

@@ -11,6 +11,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mpihpo.comm.group import Group
 from mpihpo.comm.mailbox import Tag
+from mpihpo.comm.waiting import wait_until
+from mpihpo.errors import CommError
 from tests.mpi.programs.surroundings import (
     assert_nothing_left,
     descriptors,
@@ -112,23 +114,40 @@ def same_and_changing_ranks() -> None:
 
 
 def a_running_group_never_waits() -> None:
-    """While two ranks train, two others build, use and free group after group."""
+    """While two ranks are in a group, two others build, use and free group after group."""
     with world_and_agent() as (world, agent):
         assert world.size == 4
         world.comm.Barrier()
-        ended = 0.0
         if world.rank < 2:
             with group_of(world, agent, 1, (0, 1)):
-                time.sleep(4.0)
-                ended = time.time()
+                done = wait_until(
+                    lambda: world.mailbox.take(Tag.MEMBER) is not None, timeout_seconds=60
+                )
+                assert done, "the others wait for a group that they are no members of"
         else:
             for serial in range(2, 10):
                 with group_of(world, agent, serial, (2, 3)) as group:
                     dist.all_reduce(torch.ones(1))
                     group.comm.Barrier()
-                ended = time.time()
-        times = world.comm.allgather(ended)
-        assert max(times[2:]) < min(times[:2]), f"the quick groups waited: {times}"
+            world.mailbox.post("done", world.rank - 2, Tag.MEMBER)
+
+
+def quick_members() -> None:
+    """A member that is done at once must not take the connections from those that are not."""
+    with world_and_agent() as (world, agent):
+        everybody = tuple(range(world.size))
+        for serial in range(20):
+            if world.rank == serial % world.size:
+                time.sleep(0.01)
+            with group_of(world, agent, serial, everybody):
+                pass  # a slow member may still be building
+        value = torch.full((1 << 20,), float(world.rank))
+        for serial in range(20, 24):
+            with group_of(world, agent, serial, everybody):
+                if world.rank != 0:
+                    time.sleep(0.05 * world.rank)
+                dist.broadcast(value, 0)  # the root is done before the others are
+            assert value[-1].item() == 0
 
 
 def serials_beyond_the_largest_tag() -> None:
@@ -197,9 +216,6 @@ def one_rank_groups() -> None:
 
 def a_group_of_the_embedding_program() -> None:
     """torch has a default group already: refused in words, and that group is left alone."""
-    from mpihpo.comm.group import Group
-    from mpihpo.errors import CommError
-
     with world_and_agent() as (world, _):
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         group = Group(world, 1, tuple(range(world.size)), "gloo")

@@ -1,4 +1,4 @@
-"""State from group to group: a worker is given allocations, as the dispatcher would."""
+"""State from group to group: a member is given allocations, as by the dispatcher."""
 
 from __future__ import annotations
 
@@ -21,9 +21,10 @@ from mpihpo.experiment import Experiment
 from mpihpo.records import Allocation, Ending, Evaluation, Outcome, TrialRecord
 from mpihpo.runner.agent import Agent
 from mpihpo.runner.handover import broadcast_parts, receive_state, send_state
+from mpihpo.runner.member import Equipment, Member
 from mpihpo.runner.orders import Ended
+from mpihpo.runner.saver import Saver
 from mpihpo.runner.state import GENERATORS, Keeper, KeptState, take, take_generators
-from mpihpo.runner.worker import Worker
 from tests.mpi.programs.surroundings import error_from, group_of
 
 WORLD = MPI.COMM_WORLD
@@ -60,30 +61,32 @@ class Course:
             keepers=ranks[:1],
         )
         if self.world.rank in ranks:
-            worker = Worker(
+            equipment = Equipment(
                 world=self.world,
                 experiment=self.experiment,
                 train=train,
                 backend=self.backend,
                 device=torch.device("cpu"),
+                local_rank=self.world.rank,
                 directory=None,
                 keeper=self.keeper,
                 agent=self.agent,
+                saver=Saver(None, lambda state, problem: None, in_thread=False),
                 clock=time.monotonic,
             )
-            worker._evaluate(allocation)
-        outcome = self._outcome()
+            Member(equipment, allocation).take_part()
+        outcome = self._outcome(allocation)
         if goes:
             assert outcome.ending is Ending.FINISHED, outcome.failure
             self.epoch += 1
         return outcome
 
-    def _outcome(self) -> Outcome:
+    def _outcome(self, allocation: Allocation) -> Outcome:
         found: list[Outcome] = []
 
         def arrived() -> bool:
             while (mail := self.world.mailbox.take(Tag.EVENT)) is not None:
-                found.extend([mail[1].outcome] if isinstance(mail[1], Ended) else [])
+                found += [mail[1].outcome(allocation)] if isinstance(mail[1], Ended) else []
             return bool(found)
 
         if self.world.rank == 0:

@@ -1,0 +1,333 @@
+"""One rank's part in one evaluation: build the group, train, say how it went, free the group."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpihpo.comm.group import Group
+from mpihpo.comm.mailbox import Tag
+from mpihpo.comm.waiting import wait_until
+from mpihpo.errors import GroupAborted, TrialError, TrialInterrupted
+from mpihpo.experiment import Experiment
+from mpihpo.records import Allocation, Ending, Failure, Report, Spent
+from mpihpo.runner.agent import Agent
+from mpihpo.runner.batch import plan_batch
+from mpihpo.runner.handover import receive_state
+from mpihpo.runner.orders import Abort, Ended, EpochVerdict, MemberEnd, Progressed, SendState
+from mpihpo.runner.recorder import CHECKPOINTS
+from mpihpo.runner.saved_state import read_state, state_path
+from mpihpo.runner.saver import Saver
+from mpihpo.runner.state import Keeper, KeptState
+from mpihpo.runner.trial import Trial
+
+if TYPE_CHECKING:
+    from mpihpo.comm.world import World
+
+_CAUSE_WAIT_SECONDS = 0.5  # for the word of the member that failed first
+_REPORT_INTERVAL_SECONDS = 0.5  # a report less is no loss: the outcome carries them all
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Equipment:
+    """What a rank has for all its evaluations."""
+
+    world: World
+    experiment: Experiment
+    train: Callable[[Any, Trial], object]
+    backend: str | None
+    """Of the trials' process groups; None for none."""
+    device: Any
+    local_rank: int
+    """This rank's place on its node, among those that train."""
+    directory: Path | None
+    """The run's folder; None where nothing is written."""
+    keeper: Keeper
+    agent: Agent
+    saver: Saver
+    clock: Callable[[], float]
+    """Seconds since the job's start."""
+    deadline: float | None = None
+    """On that clock: leave training functions at the last epoch that ends before."""
+    cache: dict[str, Any] = field(default_factory=dict)
+    """What training functions keep across trials."""
+
+
+class Member:
+    """This rank as a member of one allocation.
+
+    Args:
+        equipment: What the rank has.
+        allocation: The evaluation and its ranks, this one among them.
+    """
+
+    def __init__(self, equipment: Equipment, allocation: Allocation) -> None:
+        self._equipment, self._allocation = equipment, allocation
+        self._world, self._mailbox = equipment.world, equipment.world.mailbox
+        self._agent, self._directory = equipment.agent, equipment.directory
+        self._t_start = equipment.clock()
+        self._group = Group(equipment.world, allocation.serial, allocation.ranks, equipment.backend)
+        self._spent = Spent()
+        self._reports: list[Report] = []
+        self._last_progress = time.monotonic()
+        self._failure: Failure | None = None
+        self._failed_at = 0.0
+        self._is_consequence = False  # of another member's failure
+        self._is_interrupted = False
+        self._state: KeptState | None = None  # for the disk, once every member has come through
+
+    def take_part(self) -> None:
+        """Build, train, keep and free, and tell how it went; collective over the allocation."""
+        group = self._group
+        self._agent.watch(group)
+        try:
+            self._train_in_group()
+        except BaseException as error:
+            self._fail(error)
+            # The frames hold the model, and with it the process group, whose sockets must close.
+            traceback.clear_frames(error.__traceback__)
+            error.__traceback__ = error.__context__ = error.__cause__ = None
+        began = time.perf_counter()
+        if self._failure is None:
+            try:
+                group.free()
+            except (Exception, GroupAborted) as error:
+                self._fail(error)
+        if self._failure is not None:
+            group.abort()
+            _give_memory_back()
+        freed = time.perf_counter() - began
+        self._spent = replace(self._spent, resplit=self._spent.resplit + freed)
+        if group.rank == 0:
+            self._report_end()
+        else:
+            self._mailbox.post(self._end(), self._allocation.leader, Tag.MEMBER)
+        self._agent.watch(None)
+
+    def _train_in_group(self) -> None:
+        """Build, restore, train and keep; raises whatever goes wrong."""
+        allocation, group = self._allocation, self._group
+        began = time.perf_counter()
+        group.build()
+        built = time.perf_counter()
+        self._spent = Spent(resplit=built - began)
+        trial = self._trial(self._kept_state())
+        fetched = time.perf_counter()
+        try:
+            self._equipment.train(dict(allocation.evaluation.trial.config), trial)
+            trial._finish()
+            group.check()
+        except TrialInterrupted:  # in the middle of an epoch, whose state nobody can use
+            trial._is_interrupted, trial._completed = True, trial.start
+        finally:
+            trained = time.perf_counter()
+            restore = fetched - built + trial._restore_seconds
+            self._spent = Spent(
+                resplit=built - began, restore=restore, train=trained - built - restore
+            )
+        self._is_interrupted = trial._is_interrupted
+        if self._world.rank in allocation.keepers and trial._completed > trial.start:
+            state = trial._take_state()
+            if not trial._is_interrupted:
+                self._equipment.keeper.put(state)
+            if group.rank == 0 and self._equipment.saver.wants(state):
+                self._state = state
+            self._spent = replace(self._spent, save=time.perf_counter() - trained)
+
+    def _kept_state(self) -> KeptState | None:
+        """The state to start from: kept here, or fetched by the leader if no member keeps it."""
+        allocation, group = self._allocation, self._group
+        evaluation = allocation.evaluation
+        if evaluation.start == 0:
+            return None
+        trial_id, epoch = evaluation.trial.id, evaluation.start
+        kept = self._equipment.keeper.get(trial_id, epoch)
+        if not allocation.holders:  # of an earlier job: on the disk
+            assert self._directory is not None
+            folder = self._directory / CHECKPOINTS
+            # A trial that attaches nothing has no file; one that does fails when it attaches.
+            if group.rank == 0 and state_path(folder, trial_id, epoch).exists():
+                kept = read_state(folder, trial_id, epoch)
+        elif group.rank == 0 and not set(allocation.holders) & set(allocation.ranks):
+            holder = allocation.holders[0]
+            self._mailbox.post(SendState(trial_id, epoch), holder, Tag.ALERT)
+            kept = receive_state(self._mailbox, holder, group.check)
+        return kept
+
+    def _trial(self, kept: KeptState | None) -> Trial:
+        equipment, experiment = self._equipment, self._equipment.experiment
+        directory = self._directory
+        if directory is not None:
+            directory = directory / "trials" / str(self._allocation.evaluation.trial.id)
+        return Trial(
+            allocation=self._allocation,
+            group=self._group,
+            objective=experiment.objective,
+            batch=plan_batch(
+                experiment.batch,
+                first_width=experiment.allocation.ranks,
+                world_size=self._group.size,
+            ),
+            device=equipment.device,
+            local_rank=equipment.local_rank,
+            directory=directory,
+            arguments=experiment.arguments,
+            cache=equipment.cache,
+            kept=kept,
+            is_last_epoch=self._is_last_epoch,
+            on_report=self._progress,
+        )
+
+    def _is_last_epoch(self, epoch: int, epoch_seconds: float) -> bool:
+        """Whether the job's time is over; collective over the group: the leader decides for all.
+
+        Args:
+            epoch: Completed epochs.
+            epoch_seconds: What the last one took; the next one has to end in time as well.
+        """
+        group, deadline = self._group, self._equipment.deadline
+        group.check()
+        if group.rank == 0:
+            ends = self._equipment.clock() + epoch_seconds
+            is_late = deadline is not None and ends > deadline
+            verdict = EpochVerdict(group.serial, epoch, self._agent.should_stop or is_late)
+            for member in group.ranks[1:]:
+                self._mailbox.post(verdict, member, Tag.EPOCH)
+            return verdict.is_last
+        found: list[EpochVerdict] = []
+
+        def arrived() -> bool:
+            mail = self._mailbox.take(Tag.EPOCH)
+            if mail is not None and mail[1].serial == group.serial:
+                found.append(mail[1])
+            return bool(found)
+
+        wait_until(arrived, check=group.check)
+        if found[0].epoch != epoch:
+            raise TrialError(
+                f"rank {group.rank} of the trial goes on after epoch {epoch}, its leader after "
+                f"epoch {found[0].epoch}; expected all ranks to leave trial.epochs() together"
+            )
+        return found[0].is_last
+
+    def _progress(self, report: Report) -> None:
+        if self._reports and self._reports[-1].epoch == report.epoch:
+            self._reports.pop()
+        self._reports.append(report)
+        now = time.monotonic()
+        if now - self._last_progress > _REPORT_INTERVAL_SECONDS:
+            self._last_progress = now
+            trial_id = self._allocation.evaluation.trial.id
+            self._mailbox.post(Progressed(trial_id, report), 0, Tag.EVENT)
+
+    # The end.
+
+    def _fail(self, error: BaseException) -> None:
+        """Note a failure of this rank and tell the other members; local."""
+        self._failed_at = time.time()
+        if isinstance(error, KeyboardInterrupt):
+            self._agent.signal("KeyboardInterrupt")
+        cause = self._cause(error)
+        self._is_consequence = cause is not None
+        if cause is not None:
+            self._failure = cause
+            return
+        # Copes with an error that cannot even say what it is.
+        told = traceback.TracebackException.from_exception(error)
+        self._failure = Failure(
+            rank=self._world.rank,
+            kind=type(error).__name__,
+            message=" ".join(str(told).split())[:500],
+            traceback="".join(told.format()),
+        )
+        for member in self._group.ranks:
+            if member != self._world.rank:
+                self._mailbox.post(Abort(self._group.serial, self._failure), member, Tag.ALERT)
+
+    def _cause(self, error: BaseException) -> Failure | None:
+        """The failure of another member behind this one, if there is one."""
+        if self._group.size == 1 and not self._group.is_aborted:
+            return None
+        looks_like_consequence = isinstance(error, (GroupAborted, RuntimeError))
+        if looks_like_consequence and self._agent.cause is None:
+            # A broken connection may be seen before the word of who broke it.
+            wait_until(
+                lambda: self._agent.cause is not None,
+                check=self._world.serve,
+                timeout_seconds=_CAUSE_WAIT_SECONDS,
+            )
+        return self._agent.cause
+
+    def _end(self) -> MemberEnd:
+        return MemberEnd(
+            serial=self._group.serial,
+            spent=self._spent,
+            failure=self._failure,
+            is_interrupted=self._is_interrupted,
+            time=self._failed_at,
+            is_consequence=self._is_consequence,
+        )
+
+    def _report_end(self) -> None:
+        """The leader: gather how it went on every member and tell the coordinator."""
+        ends = [self._end(), *self._member_ends()]
+        failed = [end for end in ends if end.failure is not None]
+        first = min(failed, key=lambda end: (end.is_consequence, end.time), default=None)
+        failure = None if first is None else first.failure
+        ending = Ending.FAILED if failure else Ending.FINISHED
+        if not failure and any(end.is_interrupted for end in ends):
+            ending = Ending.INTERRUPTED
+        objective = None
+        if ending is Ending.FINISHED:
+            objective = self._reports[-1].metrics[self._equipment.experiment.objective.metric]
+        saving = None
+        if not failure and self._state is not None:
+            saving = self._state.epoch
+            self._equipment.saver.save(self._state)
+        event = Ended(
+            serial=self._allocation.serial,
+            ending=ending.value,
+            reports=tuple((each.epoch, each.metrics, each.seconds) for each in self._reports),
+            objective=objective,
+            failure=failure,
+            t_start=self._t_start,
+            t_stop=self._equipment.clock(),
+            spent=(
+                max(end.spent.resplit for end in ends),
+                max(end.spent.restore for end in ends),
+                max(end.spent.train for end in ends),
+                max(end.spent.save for end in ends),
+            ),
+            saving=saving,
+        )
+        self._mailbox.post(event, 0, Tag.EVENT)
+
+    def _member_ends(self) -> list[MemberEnd]:
+        group = self._group
+        ends: list[MemberEnd] = []
+
+        def all_here() -> bool:
+            while len(ends) < group.size - 1:
+                mail = self._mailbox.take(Tag.MEMBER)
+                if mail is None:
+                    return False
+                if mail[1].serial == group.serial:
+                    ends.append(mail[1])
+            return True
+
+        wait_until(all_here, check=self._world.serve)
+        return ends
+
+
+def _give_memory_back() -> None:
+    """After a failure: frames and cycles may hold a model, and the allocator what it had."""
+    gc.collect()
+    torch = sys.modules.get("torch")
+    if torch is not None and torch.cuda.is_available() and torch.cuda.is_initialized():
+        torch.cuda.empty_cache()  # a rank that shares the GPU may need it

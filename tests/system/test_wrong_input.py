@@ -59,8 +59,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a run is there": (
         {"output": "{folder}/earlier"},
-        "output: {folder}/earlier holds a run already; expected another folder, "
-        "or move that one away",
+        "output: {folder}/earlier holds a run already; expected another folder, or --resume",
     ),
 }
 RANKS_LINE = (

@@ -86,7 +86,8 @@ class Course:
 
         def arrived() -> bool:
             while (mail := self.world.mailbox.take(Tag.EVENT)) is not None:
-                found += [mail[1].outcome(allocation)] if isinstance(mail[1], Ended) else []
+                if isinstance(mail[1], Ended):
+                    found.append(mail[1].outcome(allocation))
             return bool(found)
 
         if self.world.rank == 0:

@@ -37,7 +37,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Configurations and errors hold any text, and a batch job's output is often plain ASCII.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
-        arguments = _parser().parse_args(argv)
+        parser = _parser()
+        arguments = parser.parse_args(argv)
+        if arguments.command == "run" and arguments.force and not arguments.resume:
+            parser.error("--force goes with --resume only")
     except SystemExit as end:
         return int(end.code or 0)
     try:

@@ -254,8 +254,9 @@ class Member:
         """The failure of another member behind this one, if there is one."""
         if self._group.size == 1 and not self._group.is_aborted:
             return None
-        looks_like_consequence = isinstance(error, (GroupAborted, RuntimeError))
-        if looks_like_consequence and self._agent.cause is None:
+        # A trial's own error follows from no other rank's; torch raises plain RuntimeErrors.
+        is_own = isinstance(error, TrialError) or not isinstance(error, RuntimeError)
+        if (isinstance(error, GroupAborted) or not is_own) and self._agent.cause is None:
             # A broken connection may be seen before the word of who broke it.
             wait_until(
                 lambda: self._agent.cause is not None,

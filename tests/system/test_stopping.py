@@ -70,7 +70,7 @@ def test_the_time_limit_stops_the_job(mpi: Mpi, tmp_path: Path):
         rc=75,
     )
     check_stopped(finished, "time limit", tmp_path)
-    assert 0.7 <= finished.results.wall_seconds < 3
+    assert 0.3 < finished.results.wall_seconds < 3  # a trial leaves before an epoch too many
 
 
 def test_a_trial_that_takes_too_long_fails(mpi: Mpi, tmp_path: Path):

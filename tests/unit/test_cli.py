@@ -131,6 +131,10 @@ def test_check_refuses_in_one_line_with_status_2(path, capsys, arguments, line):
             "see mpihpo check --help",
         ),
         (
+            ["run", "e.yaml", "--force"],
+            "mpihpo: --force goes with --resume only; see mpihpo --help",
+        ),
+        (
             ["run", "e.yaml", "--nosuch"],
             "mpihpo: unrecognized arguments: --nosuch; see mpihpo --help",
         ),

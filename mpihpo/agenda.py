@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mpihpo.allocation.pace import Pace
+from mpihpo.errors import CheckpointError
 from mpihpo.records import Ending, Evaluation, Outcome, RungResult, Status, TrialRecord, reached
 from mpihpo.schedule import Propose, Scheduler
 
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 
 OUT_OF_MEMORY = frozenset({"OutOfMemoryError", "MemoryError"})
 """Names of errors after which a trial is given more ranks."""
-LOST_STATE = "CheckpointError"
+LOST_STATE = CheckpointError.__name__
 """Name of the error of a trial whose saved state cannot be read."""
 
 _ENDED = frozenset({Status.STOPPED, Status.COMPLETED, Status.FAILED})

@@ -7,7 +7,6 @@
     ├── CommError(RuntimeError)             a communicator or process group could not be built
     │   └── TeardownError                   freeing failed; these ranks cannot be lent again
     ├── TrialError(RuntimeError)            one trial went wrong
-    │   ├── TrialFailed                     the training function raised
     │   ├── MissingReportError              an epoch ended without report()
     │   ├── ObjectiveError                  the objective is NaN, infinite or not a number
     │   ├── StateError                      attached state does not fit what was kept
@@ -65,10 +64,6 @@ class TeardownError(CommError):
 
 class TrialError(MpihpoError, RuntimeError):
     """One trial went wrong; the experiment goes on with the others."""
-
-
-class TrialFailed(TrialError):
-    """The training function raised; the message carries the first traceback."""
 
 
 class MissingReportError(TrialError):

@@ -47,7 +47,7 @@ class BatchShare:
                 f"{min(samples, batch)} samples per step cannot be shared by {world_size} ranks: "
                 f"raise batch.size or lower allocation.max_ranks"
             )
-        self._samples, self._batch = samples, batch
+        self._samples = samples
         self._rank, self._world_size = rank, world_size
         self._seed, self._shuffle = seed, shuffle
         self.epoch = 1

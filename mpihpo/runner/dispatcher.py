@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mpihpo.comm.mailbox import Tag
 from mpihpo.comm.waiting import Backoff
 from mpihpo.coordinator import Coordinator
-from mpihpo.errors import InternalError
+from mpihpo.errors import InternalError, TrialTimeout
 from mpihpo.instructions import (
     TIME_LIMIT,
     CloseRung,
@@ -219,7 +219,7 @@ class Dispatcher:
                 self._timed_out.add(serial)
                 failure = Failure(
                     rank=allocation.leader,
-                    kind="TrialTimeout",
+                    kind=TrialTimeout.__name__,
                     message=f"took longer than limits.trial_seconds: {self._trial_seconds:g}",
                 )
                 for rank in allocation.ranks:

@@ -243,6 +243,7 @@ class Coordinator:
             batch = self._agenda.pull(self._pool.free, self._width, now)
             if self._agenda.is_out_of_time:
                 self._stop_reason = TIME_LIMIT
+                self._due.append(Notice(f"nothing more is started: {TIME_LIMIT}"))
         # Asking can close a rung too: that of a searcher that turns out to be exhausted.
         instructions = self._close_rungs()
         started = self._start(batch) if batch else []

@@ -27,6 +27,7 @@ OPENMPI_PYTHON = "MPIHPO_TEST_OPENMPI_PYTHON"
 """Names the Python of a second environment, which has Open MPI."""
 
 _MARK = "MPIHPO_TEST_LAUNCH"
+_LAUNCHER_SECONDS = 15.0
 _TAIL = 6000  # characters of each rank's output in a failure's message
 
 # Output goes to a file for each rank: what mpiexec forwards is mixed up, and cut off by a kill.
@@ -119,6 +120,13 @@ MPIS: tuple[Mpi, ...] = (_own_mpi(), _second_mpi())
 """Those that tests are run under, whether they are there or not."""
 
 
+class LauncherHung(Exception):
+    """Every rank has ended, but mpiexec did not return: nothing can be said of the job's status.
+
+    Open MPI's mpiexec (PRRTE) does so once in some dozen jobs that end with another status than 0.
+    """
+
+
 class Job:
     """A running MPI job; made by `start_ranks`."""
 
@@ -174,9 +182,10 @@ class Job:
 
         Raises:
             AssertionError: The time is over; tells where each rank stood.
+            LauncherHung: Only mpiexec is left.
         """
         try:
-            self.mpiexec.wait(timeout)
+            self._wait_for_launcher(timeout)
         except subprocess.TimeoutExpired:
             # Each rank writes the stacks of all its threads to its standard error.
             self._signal_ranks(signal.SIGQUIT)
@@ -188,6 +197,30 @@ class Job:
                 f"{self._result().describe()}"
             ) from None
         return self._result()
+
+    def _wait_for_launcher(self, timeout: float) -> None:
+        end = time.monotonic() + timeout
+        all_ended_at: float | None = None
+        while True:
+            try:
+                self.mpiexec.wait(0.2)
+            except subprocess.TimeoutExpired:
+                now = time.monotonic()
+                if now > end:
+                    raise
+                if not self._all_ranks_ended():
+                    all_ended_at = None
+                elif all_ended_at is None:
+                    all_ended_at = now
+                elif now - all_ended_at > _LAUNCHER_SECONDS:
+                    text = f"mpiexec did not return {_LAUNCHER_SECONDS:.0f} s after its last rank"
+                    raise LauncherHung(text) from None
+            else:
+                return
+
+    def _all_ranks_ended(self) -> bool:
+        files = [self.folder / f"{rank}.pid" for rank in range(self.ranks)]
+        return all(file.exists() and not self._is_ours(int(file.read_text())) for file in files)
 
     def kill(self) -> None:
         """End every process of the job; harmless when it is over."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,6 +27,7 @@ BAD_EXPERIMENT = 2
 FAULT = 70
 STOPPED_EARLY = 75
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
+_SAME_SIGNAL_SECONDS = 1.0
 _RESERVE = 0.1  # of the time that is left, for closing everything
 _LONGEST_RESERVE_SECONDS = 60.0
 
@@ -114,14 +117,16 @@ def _aborting(excepthook: Callable[..., Any]) -> Callable[..., Any]:
 def _signals() -> Iterator[Callable[[Agent], None]]:
     """Signals that ask the job to stop, for as long as it lasts."""
     agents: list[Agent] = []
-    seen: set[int] = set()
+    first: dict[int, float] = {}
 
     def handle(number: int, frame: object) -> None:
-        if number in seen or not agents:
-            # Asked twice, or before there is anything to lose: go at once.
+        # A launcher may hand one Ctrl-C on twice; a person asks again after a while.
+        is_repeated = time.monotonic() - first.get(number, math.inf) > _SAME_SIGNAL_SECONDS
+        if is_repeated or not agents:
+            # Asked again, or before there is anything to lose: go at once.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        seen.add(number)
+        first.setdefault(number, time.monotonic())
         agents[0].signal(signal.Signals(number).name)
 
     before = {name: signal.signal(getattr(signal, name), handle) for name in _SIGNALS}

@@ -76,7 +76,7 @@ class Dispatcher:
         self._deadline, self._trial_seconds = deadline, trial_seconds
         self._running: dict[int, tuple[Allocation, float]] = {}
         self._timed_out: set[int] = set()
-        self._is_stopping = False
+        self._is_stopping = self._is_late = False
         self._awaits_checkpoint = False
         self._saving: set[tuple[int, int]] = set()
         self._saved_early: dict[tuple[int, int], Saved] = {}  # the word came before the outcome
@@ -176,8 +176,10 @@ class Dispatcher:
         outcome = event.outcome(allocation)
         evaluation = allocation.evaluation
         trial_id = evaluation.trial.id
-        if outcome.ending is Ending.INTERRUPTED and not self._is_stopping:
+        if outcome.ending is Ending.INTERRUPTED and not (self._is_stopping or self._is_late):
             # Its next epoch would have ended too late; shorter ones of other trials may go on.
+            self._is_late = True
+            self._recorder.note("stop", f"stopping: {TIME_LIMIT}")
             self._carry_out(self._coordinator.stop(TIME_LIMIT, now))
         instructions = self._coordinator.tell(outcome, now)
         # What is to be forgotten goes first: a rank may soon keep a newer state of the trial.

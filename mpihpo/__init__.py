@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpihpo.errors import MpihpoError, TrialInterrupted
+    from mpihpo.errors import MpihpoError
     from mpihpo.experiment import Experiment
     from mpihpo.records import Objective
     from mpihpo.results.reader import Results
@@ -20,7 +20,6 @@ __all__ = [
     "Objective",
     "Results",
     "Trial",
-    "TrialInterrupted",
     "__version__",
     "run",
 ]
@@ -32,7 +31,6 @@ _HOMES = {
     "Objective": "mpihpo.records",
     "Results": "mpihpo.results.reader",
     "Trial": "mpihpo.runner.trial",
-    "TrialInterrupted": "mpihpo.errors",
     "run": "mpihpo.runner.job",
 }
 

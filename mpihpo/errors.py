@@ -16,7 +16,6 @@
     └── InternalError(RuntimeError)         a broken invariant of ours: please report it
 
     GroupAborted(BaseException)             raised inside train(): another rank of the trial failed
-    TrialInterrupted(BaseException)         raised inside train(): the job's time is over
 
 Every error crosses ranks, so every error survives pickling: constructors take positional arguments
 and hand them to ``super().__init__`` unchanged.
@@ -99,7 +98,3 @@ class GroupAborted(BaseException):
 
     Outside ``Exception``, so that an ``except Exception`` in a training function cannot swallow it.
     """
-
-
-class TrialInterrupted(BaseException):
-    """The job's time is over and the training function has to return; let it pass."""

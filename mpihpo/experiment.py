@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,9 @@ class Experiment:
         metric = self.objective.metric
         check_text(metric, "objective.metric", "the name of a reported metric")
         check_choice(self.objective.mode, ("min", "max"), "objective.mode")
+        # Python does this to names of arguments, as which metrics are reported.
+        normal = replace(self.objective, metric=unicodedata.normalize("NFKC", metric))
+        object.__setattr__(self, "objective", normal)
         accept_mapping(self, "search", SearchSettings)
         accept_mapping(self, "schedule", ScheduleSettings)
         accept_mapping(self, "allocation", AllocationSettings)

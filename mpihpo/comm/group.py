@@ -21,7 +21,7 @@ class Group:
     """The ranks of one evaluation while it lasts.
 
     Building is collective over the members only: no other rank takes part, so a running trial never
-    waits for another one's re-split. A group of one rank makes no process group and no traffic.
+    waits for another one's re-split. A group of one rank makes no traffic.
 
     Args:
         world: The world the ranks belong to.
@@ -38,7 +38,8 @@ class Group:
         self.ranks = ranks
         self.rank = ranks.index(world.rank)
         self.size = len(ranks)
-        self.backend = backend if self.size > 1 else None
+        # A lone rank has a group for code that asks torch for one; NCCL would take 512 MiB for it.
+        self.backend = "gloo" if self.size == 1 and backend else backend
         self._comm: InterruptibleComm | None = None
         self._process_group: DefaultGroup | None = None
         self._aborted = threading.Event()
@@ -73,9 +74,8 @@ class Group:
             CommError: One of them could not be built.
             GroupAborted: A member failed meanwhile.
         """
-        if self.size == 1:
-            return
-        self._make_comm()
+        if self.size > 1:
+            self._make_comm()
         if self.backend is None:
             return
         from mpihpo.comm.process_group import DefaultGroup
@@ -126,7 +126,7 @@ class Group:
             TeardownError: Something could not be freed.
             GroupAborted: A member failed meanwhile.
         """
-        if self._process_group is not None:
+        if self._process_group is not None and self.size > 1:
             # A member that is still building it, or in its last collective, needs the connections;
             # and all ranks of an NCCL communicator destroy it or all abort it; mixed, they hang.
             self.comm.Barrier()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 from enum import IntEnum
 from typing import Any
 
@@ -26,10 +27,10 @@ class Tag(IntEnum):
     """Keys of a process group's store."""
     EPOCH = 6
     """Leader to the members of its group: go on or stop, at an epoch's boundary."""
-    STATE = 7
-    """Kept state, on its way to a group that has none of it."""
-    BYTES = 8
-    """The buffers of a kept state."""
+
+
+FIRST_CHANNEL = 16
+"""Tags from here on are channels: each carries one kept state, to the rank that asked for it."""
 
 
 class Mailbox:
@@ -40,20 +41,20 @@ class Mailbox:
         self._lock = threading.Lock()
         self._pending: list[MPI.Request] = []
 
-    def post(self, message: object, rank: int, tag: Tag) -> None:
+    def post(self, message: object, rank: int, tag: int) -> None:
         """Send ``message`` to world rank ``rank``; local, returns at once."""
         request = self._comm.isend(message, rank, tag)
         with self._lock:
             self._pending = [request for request in self._pending if not request.Test()]
             self._pending.append(request)
 
-    def post_bytes(self, buffer: Any, rank: int) -> None:
-        """Send a buffer object; it must not change until `flush`. Local, returns at once."""
-        request = self._comm.Isend([buffer, MPI.BYTE], rank, Tag.BYTES)
+    def post_bytes(self, buffer: Any, rank: int, channel: int) -> None:
+        """Send a buffer object; it must not change until it has left. Local, returns at once."""
+        request = self._comm.Isend([buffer, MPI.BYTE], rank, channel)
         with self._lock:
             self._pending.append(request)
 
-    def take(self, tag: Tag) -> tuple[int, Any] | None:
+    def take(self, tag: int) -> tuple[int, Any] | None:
         """The oldest message with this tag and its sender, or None; local."""
         status = MPI.Status()
         message = self._comm.improbe(MPI.ANY_SOURCE, tag, status)
@@ -61,9 +62,11 @@ class Mailbox:
             return None
         return status.Get_source(), message.recv()
 
-    def receive_bytes(self, buffer: Any, rank: int, check: Any = None) -> None:
+    def receive_bytes(
+        self, buffer: Any, rank: int, channel: int, check: Callable[[], None] | None = None
+    ) -> None:
         """Receive what `post_bytes` sent into ``buffer``, waiting for it."""
-        request = self._comm.Irecv([buffer, MPI.BYTE], rank, Tag.BYTES)
+        request = self._comm.Irecv([buffer, MPI.BYTE], rank, channel)
         try:
             wait_until(request.Test, check=check)
         except BaseException:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import os
 import sys
+import time
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,12 @@ import torch.distributed as dist
 from mpihpo.comm import sockets
 from mpihpo.comm.devices import DeviceChoice, Surroundings
 from mpihpo.comm.store import LISTENS, MpiStore, StoreMail
+from mpihpo.comm.waiting import wait_until
 from mpihpo.errors import CommError, TeardownError
+
+_GLOO_THREADS = 2
+_DRAIN_SECONDS = 5.0
+_LET_GO_SECONDS = 0.0005
 
 _NCCL_ENVIRONMENT = {
     # The runtime aborts a failed group itself; torch's watchdog would end the process.
@@ -40,6 +46,11 @@ def look_around(*, local_rank: int, ranks_on_node: int) -> Surroundings:
         local_rank=local_rank,
         has_nccl=dist.is_nccl_available(),
     )
+
+
+def has_default_group() -> bool:
+    """Whether torch has a default process group in this process; local."""
+    return bool(dist.is_initialized())
 
 
 def take_device(choice: DeviceChoice) -> torch.device:
@@ -181,10 +192,11 @@ class DefaultGroup:
             # A training function that destroyed the group itself has done this already.
             if dist.is_initialized():
                 if self._backend == "gloo":
+                    _drain()
                     # gloo's destroy waits 10 ms for each connection that is still up, and none for
                     # one that is down: 60 ms and 13 ms for eight ranks.
                     self.release()
-                dist.destroy_process_group()
+                _destroy_default()
         except Exception as error:
             raise TeardownError(f"process group over ranks {self._ranks}: {error}") from error
         finally:
@@ -208,12 +220,49 @@ class DefaultGroup:
             if self._is_default and dist.is_initialized():
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
-                    dist.destroy_process_group()
+                    if self._backend == "gloo":
+                        _drain()
+                    _destroy_default()
         finally:
             self._mail.close()
             # Failed training functions leave cycles (traceback, frame, reducer) that hold the
             # group.
             gc.collect()
+
+
+def _drain() -> None:
+    """Wait until gloo's threads have done what nobody waited for; local where connections are down.
+
+    A group is freed with the interpreter's lock held and waits for its threads, which need the lock
+    to let go of a tensor. So they must be idle by then: a barrier queues behind the rest, one for
+    each of gloo's two threads.
+    """
+    try:
+        works = [dist.barrier(async_op=True) for _ in range(_GLOO_THREADS)]
+    except Exception:
+        return  # the connections are down: nothing can be under way
+    wait_until(
+        lambda: all(work is None or work.is_completed() for work in works),
+        timeout_seconds=_DRAIN_SECONDS,
+    )
+    time.sleep(_LET_GO_SECONDS)
+
+
+def _destroy_default() -> None:
+    """Destroy torch's default group and those made from it; local but for what the groups ask.
+
+    torch's own list of groups would let go of the last reference; with references of ours, the
+    groups are freed here, one after the other.
+    """
+    groups = list(dist.distributed_c10d._world.pg_map)
+    dist.destroy_process_group()
+    groups.clear()
+
+
+def destroy_foreign_default() -> None:
+    """Destroy a default group that a training function made and left; local."""
+    if dist.is_initialized():
+        _destroy_default()
 
 
 def _abort(group: dist.ProcessGroup) -> None:

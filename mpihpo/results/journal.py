@@ -128,6 +128,8 @@ class Journal:
             with suppress(OSError):
                 os.ftruncate(self._descriptor, self._end)
             raise ResultsError(f"{self.path}: cannot be written: {error.strerror}") from error
+        if os.fstat(self._descriptor).st_nlink == 0:
+            raise ResultsError(f"{self.path}: was deleted while the job wrote it")
 
 
 def read_journal(path: str | os.PathLike[str]) -> JournalContent:

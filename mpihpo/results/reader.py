@@ -195,11 +195,15 @@ class Results:
 
     @property
     def checkpoint(self) -> Path | None:
-        """The best trial's checkpoint, for ``torch.load(..., weights_only=True)``, if there is."""
+        """The best trial's checkpoint, if there is one.
+
+        ``best.pt`` for ``torch.load(..., weights_only=True)``, or ``best.npz`` for `numpy.load`
+        where torch was not used.
+        """
         if self._folder is None:
             return None
-        path = self._folder / "checkpoints" / "best.pt"
-        return path if path.is_file() else None
+        paths = [self._folder / "checkpoints" / name for name in ("best.pt", "best.npz")]
+        return next((path for path in paths if path.is_file()), None)
 
     def summary(self) -> str:
         """The realised ladder and the best configuration as plain text of several lines."""

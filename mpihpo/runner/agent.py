@@ -89,7 +89,7 @@ class Agent:
                 self._abort(alert.serial, alert.failure)
             elif isinstance(alert, SendState):
                 state = self._keeper.get(alert.trial_id, alert.epoch)
-                send_state(self._world.mailbox, state, sender)
+                send_state(self._world.mailbox, state, sender, alert.channel)
             elif isinstance(alert, StopSoon):
                 self._stop.set()
         self._world.pump_stores()

@@ -26,7 +26,7 @@ def write_checkpoint(folder: Path, state: KeptState, outcome: Outcome) -> Path:
     Raises:
         OSError: It could not be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)  # not its parent: a run whose folder is gone must be told
     attached = {name: part.tree() for name, part in state.parts.items() if name != GENERATORS}
     trial = outcome.allocation.evaluation.trial
     torch = sys.modules.get("torch")

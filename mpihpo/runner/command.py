@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -73,16 +73,23 @@ def main(
         world.close()
         return FAULT
     if world.rank == 0:
-        sys.stdout.write(ended.results.summary() + "\n")
-        sys.stdout.flush()
+        _show(ended)
+    if ended.unwritten is not None:
+        _say(world, ended.unwritten)
     world.close()
-    return _exit_status(ended)
+    return FAULT if ended.unwritten is not None else _exit_status(ended)
 
 
 def _allotted() -> float | None:
     """Seconds of the batch system's time that may be used; on one rank."""
     left = seconds_left()
     return None if left is None else left - min(_RESERVE * left, _LONGEST_RESERVE_SECONDS)
+
+
+def _show(ended: Ended) -> None:
+    with suppress(OSError, ValueError):  # a full or closed output does not change what came out
+        sys.stdout.write(ended.results.summary() + "\n")
+        sys.stdout.flush()
 
 
 def _say(world: World, text: str) -> None:

@@ -105,7 +105,7 @@ class Dispatcher:
         """A fault in here ends the job: every rank, this one too, is told and raises it."""
         try:
             yield
-        except Exception:
+        except BaseException:  # a searcher may call sys.exit, and the ranks would wait for ever
             self._leave(Leave("fault", traceback.format_exc()))
 
     def step(self) -> bool:
@@ -277,7 +277,7 @@ class Dispatcher:
         for trial_id in self._recorder.trial_ids:
             self._recorder.status(trial_id, self._coordinator.status(trial_id))
         problem = self._recorder.finish(finish.reason, self._clock())
-        self._leave(Leave(finish.reason, problem))
+        self._leave(Leave(finish.reason, unwritten=problem))
 
     def _leave(self, order: Leave) -> None:
         self.is_over = True

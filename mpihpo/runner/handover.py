@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpihpo.comm.mailbox import Mailbox, Tag
+from mpihpo.comm.mailbox import FIRST_CHANNEL, Mailbox
 from mpihpo.comm.waiting import wait_until
 from mpihpo.errors import InternalError
 from mpihpo.runner.state import KeptState, Part, as_bytes, empty_like, walk
@@ -25,22 +25,32 @@ _PACK_BYTES = 1 << 25
 _LARGEST_BYTES = 1 << 28  # gloo and MPI take 32-bit counts, and a GPU needs room for one piece
 
 
-def send_state(mailbox: Mailbox, state: KeptState | None, rank: int) -> None:
+def channel_of(serial: int, tag_limit: int) -> int:
+    """The channel on which the group of this serial receives a kept state.
+
+    A transfer that was left half-way stays unread on its own channel, and meets no later one.
+    """
+    return FIRST_CHANNEL + serial % (tag_limit - FIRST_CHANNEL)
+
+
+def send_state(mailbox: Mailbox, state: KeptState | None, rank: int, channel: int) -> None:
     """Send a kept state to a world rank; local, returns at once.
 
     The other side is `receive_state`. None says that the state is not here.
     """
     if state is None:
-        mailbox.post(None, rank, Tag.STATE)
+        mailbox.post(None, rank, channel)
         return
     skeletons = {name: part.skeleton for name, part in state.parts.items()}
-    mailbox.post((state.trial_id, state.epoch, skeletons), rank, Tag.STATE)
+    mailbox.post((state.trial_id, state.epoch, skeletons), rank, channel)
     for leaf in walk(state.parts):
         for piece in _pieces(as_bytes(leaf)):
-            mailbox.post_bytes(piece, rank)
+            mailbox.post_bytes(piece, rank, channel)
 
 
-def receive_state(mailbox: Mailbox, rank: int, check: Callable[[], None]) -> KeptState:
+def receive_state(
+    mailbox: Mailbox, rank: int, channel: int, check: Callable[[], None]
+) -> KeptState:
     """Receive a kept state from a world rank, waiting for it.
 
     Raises:
@@ -49,7 +59,7 @@ def receive_state(mailbox: Mailbox, rank: int, check: Callable[[], None]) -> Kep
     found: list[Any] = []
 
     def arrived() -> bool:
-        mail = mailbox.take(Tag.STATE)
+        mail = mailbox.take(channel)
         if mail is not None:
             found.append(mail[1])
         return mail is not None
@@ -61,7 +71,7 @@ def receive_state(mailbox: Mailbox, rank: int, check: Callable[[], None]) -> Kep
     parts = {name: empty_like(skeleton) for name, skeleton in skeletons.items()}
     for leaf in walk(parts):
         for piece in _pieces(as_bytes(leaf)):
-            mailbox.receive_bytes(piece, rank, check)
+            mailbox.receive_bytes(piece, rank, channel, check)
     return KeptState(trial_id, epoch, parts)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
 from collections.abc import Callable, Mapping
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpihpo.comm.world import World
+
+logger = logging.getLogger(__name__)
 
 _SWITCH_SECONDS = 0.0005
 
@@ -69,7 +72,10 @@ def run(
 
     with World(comm) as world:
         request = Request(experiment=experiment, train=train, output=output)
-        return execute(world, request).results
+        ended = execute(world, request)
+        if ended.unwritten is not None and world.rank == 0:
+            logger.error("%s", ended.unwritten)
+        return ended.results
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +84,8 @@ class Ended:
 
     results: Results
     reason: str
+    unwritten: str | None
+    """What could not be written to disk; None if all was."""
 
 
 def execute(
@@ -254,10 +262,10 @@ def _gather(
     root: int,
 ) -> Ended:
     """The job's end, equal on all ranks; collective over the world."""
-    told = None if leave is None else (leave.reason, leave.fault)
-    reason, fault = world.comm.bcast(told, root)
-    if fault is not None:
-        raise InternalError(f"the job failed, and not one of its trials:\n{fault}")
+    leave = world.comm.bcast(leave, root)
+    assert leave is not None
+    if leave.fault is not None:
+        raise InternalError(f"the job failed, and not one of its trials:\n{leave.fault}")
     tables = None if recorder is None else Results.from_tables(recorder.tables, directory)
     results: Results = world.comm.bcast(tables, 0)
-    return Ended(results, reason)
+    return Ended(results, leave.reason, leave.unwritten)

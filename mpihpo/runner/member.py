@@ -14,17 +14,18 @@ from typing import TYPE_CHECKING, Any
 from mpihpo.comm.group import Group
 from mpihpo.comm.mailbox import Tag
 from mpihpo.comm.waiting import wait_until
-from mpihpo.errors import GroupAborted, TrialError, TrialInterrupted
+from mpihpo.errors import GroupAborted, InternalError, TrialError
 from mpihpo.experiment import Experiment
 from mpihpo.records import Allocation, Ending, Failure, Report, Spent
 from mpihpo.runner.agent import Agent
 from mpihpo.runner.batch import plan_batch
-from mpihpo.runner.handover import receive_state
+from mpihpo.runner.handover import channel_of, receive_state
 from mpihpo.runner.orders import Abort, Ended, EpochVerdict, MemberEnd, Progressed, SendState
 from mpihpo.runner.recorder import CHECKPOINTS
 from mpihpo.runner.saved_state import read_state, state_path
 from mpihpo.runner.saver import Saver
 from mpihpo.runner.state import Keeper, KeptState
+from mpihpo.runner.torch_set_up import torch_defaults_restored
 from mpihpo.runner.trial import Trial
 
 if TYPE_CHECKING:
@@ -102,6 +103,10 @@ class Member:
         if self._failure is not None:
             group.abort()
             _give_memory_back()
+        if group.backend is not None:
+            from mpihpo.comm.process_group import destroy_foreign_default
+
+            destroy_foreign_default()  # or the next trial on this rank could not have its own
         freed = time.perf_counter() - began
         self._spent = replace(self._spent, resplit=self._spent.resplit + freed)
         if group.rank == 0:
@@ -120,11 +125,10 @@ class Member:
         trial = self._trial(self._kept_state())
         fetched = time.perf_counter()
         try:
-            self._equipment.train(dict(allocation.evaluation.trial.config), trial)
+            with torch_defaults_restored():
+                self._equipment.train(dict(allocation.evaluation.trial.config), trial)
             trial._finish()
             group.check()
-        except TrialInterrupted:  # in the middle of an epoch, whose state nobody can use
-            trial._is_interrupted, trial._completed = True, trial.start
         finally:
             trained = time.perf_counter()
             restore = fetched - built + trial._restore_seconds
@@ -156,8 +160,14 @@ class Member:
                 kept = read_state(folder, trial_id, epoch)
         elif group.rank == 0 and not set(allocation.holders) & set(allocation.ranks):
             holder = allocation.holders[0]
-            self._mailbox.post(SendState(trial_id, epoch), holder, Tag.ALERT)
-            kept = receive_state(self._mailbox, holder, group.check)
+            channel = channel_of(group.serial, self._world.tag_limit)
+            self._mailbox.post(SendState(trial_id, epoch, channel), holder, Tag.ALERT)
+            kept = receive_state(self._mailbox, holder, channel, group.check)
+        if kept is not None and (kept.trial_id, kept.epoch) != (trial_id, epoch):
+            raise InternalError(
+                f"trial {trial_id} after epoch {epoch} was to be restored, and trial "
+                f"{kept.trial_id} after epoch {kept.epoch} came"
+            )
         return kept
 
     def _trial(self, kept: KeptState | None) -> Trial:

@@ -40,6 +40,8 @@ class Leave:
     reason: str
     fault: str | None = None
     """Traceback of a fault of the runtime itself."""
+    unwritten: str | None = None
+    """What could not be written to disk."""
 
 
 # Events: from a rank to the dispatcher.
@@ -143,6 +145,7 @@ class SendState:
 
     trial_id: int
     epoch: int
+    channel: int
 
 
 # Members: from each member of a group to its leader.

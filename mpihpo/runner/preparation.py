@@ -168,6 +168,10 @@ def _earlier(
     earlier = read_run(directory, JOURNAL, CHECKPOINTS)
     if not request.force:
         check_same(experiment, digest_of(train), earlier)
+    planned, started = experiment.search.planned_trials, len(earlier.history.trials)
+    if planned is not None and planned < started:
+        problem = f"{planned} is fewer than the {started} trials that the run has started already"
+        raise ExperimentError("search.trials", problem)
     known = set(experiment.search.space)
     for trial in earlier.history.trials.values():
         if not known.issuperset(trial.config):

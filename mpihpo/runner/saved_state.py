@@ -69,7 +69,7 @@ def write_state(folder: Path, state: KeptState) -> Path:
         "parts": parts,
     }
     text = json.dumps(header).encode()
-    folder.mkdir(parents=True, exist_ok=True)
+    folder.mkdir(exist_ok=True)  # not its parent: a run whose folder is gone must be told
     path = state_path(folder, state.trial_id, state.epoch)
     partial = path.with_name(f".{path.name}.{os.getpid()}")
     try:

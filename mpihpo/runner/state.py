@@ -191,7 +191,7 @@ def empty_like(skeleton: bytes) -> Part:
             import torch  # a training function may import it only later
 
             dtype = getattr(torch, leaf.dtype.removeprefix("torch."))
-            leaves.append(torch.empty(leaf.shape, dtype=dtype))
+            leaves.append(torch.empty(leaf.shape, dtype=dtype, device="cpu"))
         else:
             leaves.append(np.empty(leaf.shape, dtype=np.dtype(leaf.dtype)))
 

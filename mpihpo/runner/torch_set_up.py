@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -16,6 +17,27 @@ if TYPE_CHECKING:
     from mpihpo.comm.world import World
 
 logger = logging.getLogger(__name__)
+
+
+@contextmanager
+def torch_defaults_restored() -> Iterator[None]:
+    """Default type and device of tensors are afterwards as before; local.
+
+    Otherwise a trial would depend on what its rank trained earlier.
+    """
+    torch = sys.modules.get("torch")
+    if torch is None:
+        yield
+        return
+    dtype, device = torch.get_default_dtype(), torch.get_default_device()
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(dtype)
+        if torch.get_default_device() != device:
+            torch.set_default_device(None)
+            if torch.get_default_device() != device:
+                torch.set_default_device(device)
 
 
 @contextmanager
@@ -32,7 +54,7 @@ def torch_set_up(world: World, experiment: Experiment) -> Iterator[tuple[str | N
     choice: DeviceChoice | None = None
     error: Exception | None = None
     if world.rank in training:
-        from mpihpo.comm.process_group import look_around
+        from mpihpo.comm.process_group import has_default_group, look_around
 
         local_rank, ranks_on_node = place_on_node(world.node_of, world.rank, training)
         seen = look_around(local_rank=local_rank, ranks_on_node=ranks_on_node)
@@ -40,6 +62,9 @@ def torch_set_up(world: World, experiment: Experiment) -> Iterator[tuple[str | N
             choice = choose_device(experiment.process_group, seen)
         except ExperimentError as problem:
             error = problem
+        if has_default_group():
+            text = "this process has a default group of torch.distributed already; destroy it first"
+            error = ExperimentError("process_group", f"{text}, or use none")
     world.agree(error)
     choices = [each for each in world.comm.allgather(choice) if each is not None]
     if world.rank == 0:

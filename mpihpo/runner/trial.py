@@ -321,13 +321,18 @@ class Trial:
         Args:
             value: A number or a tensor with one element; ignored where ``weight`` is 0.
             weight: Of this rank's value, such as its number of samples.
+
+        Raises:
+            TrialError: All weights are 0.
         """
         weight = float(weight)
         number = float(value) if weight else 0.0
-        if self.world_size == 1:
-            return number
-        total, weights = self._sum(number * weight, weight)
-        return total / weights
+        total, weights = number * weight, weight
+        if self.world_size > 1:
+            total, weights = self._sum(total, weights)
+        if not weights:
+            raise TrialError("trial.mean: the weights of all ranks are 0; expected a positive one")
+        return number if self.world_size == 1 else total / weights
 
     def _sum(self, *numbers: float) -> list[float]:
         if self._group.backend is None:
@@ -366,7 +371,7 @@ class Trial:
         if self._uses_epochs and self._completed < self.stop:
             # Its peers may wait for it in a collective for ever.
             raise TrialError(
-                f"rank {self.rank} of the trial left trial.epochs() after epoch {self._epoch} of "
+                f"rank {self.rank} of the trial left trial.epochs() in epoch {self._epoch} of "
                 f"{self.stop}; expected all ranks to go on to the last one"
             )
         self._completed = self.stop

@@ -100,7 +100,8 @@ def wait_for_lines(folder: Path, more: int, job: Job, seconds: float = 20.0) -> 
 
 def test_killed_at_random_moments(mpi: Mpi, tmp_path: Path):
     rng = random.Random(20)
-    path = write(tmp_path)
+    # Long enough that six kills come before the end.
+    path = write(tmp_path, arguments={"log": str(tmp_path / "log"), "seconds": 0.4})
     kills = 0
     for attempt in range(20):
         options = ["--resume"] if (tmp_path / "run" / "journal.jsonl").exists() else []

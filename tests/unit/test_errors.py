@@ -74,5 +74,5 @@ def test_the_drawn_tree_is_the_tree():
 
 def test_what_interrupts_training_passes_by_except_exception():
     outside = {cls for cls in CLASSES if not issubclass(cls, Exception)}
-    assert outside == {errors.GroupAborted, errors.TrialInterrupted}
+    assert outside == {errors.GroupAborted}
     assert all(issubclass(cls, MpihpoError) for cls in set(CLASSES) - outside)

@@ -16,7 +16,6 @@ NAMES = [
     "Objective",
     "Results",
     "Trial",
-    "TrialInterrupted",
     "__version__",
     "run",
 ]
@@ -43,14 +42,13 @@ def test_every_public_name_is_there():
 
 
 def test_public_names_are_their_homes_objects():
-    from mpihpo.errors import MpihpoError, TrialInterrupted
+    from mpihpo.errors import MpihpoError
     from mpihpo.experiment import Experiment
     from mpihpo.records import Objective
 
     assert mpihpo.Experiment is Experiment
     assert mpihpo.MpihpoError is MpihpoError
     assert mpihpo.Objective is Objective
-    assert mpihpo.TrialInterrupted is TrialInterrupted
 
 
 def test_other_names_are_refused():

@@ -46,9 +46,6 @@ def every_size() -> None:
 
 
 def check_default_group(me: int, ranks: tuple[int, ...]) -> None:
-    if len(ranks) == 1:
-        assert not dist.is_initialized()
-        return
     size, rank = len(ranks), ranks.index(me)
     assert (dist.get_rank(), dist.get_world_size(), dist.get_backend()) == (rank, size, "gloo")
 
@@ -202,16 +199,19 @@ def many_process_groups() -> None:
 
 
 def one_rank_groups() -> None:
-    """They make neither a process group nor, unless asked, a communicator."""
+    """They make no communicator unless asked, and a process group that sends nothing."""
     with world_and_agent() as (world, agent):
         for serial in range(50):
             with group_of(world, agent, serial, (world.rank,)):
-                assert not dist.is_initialized()
-        assert world.registry.total == 0
+                assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
+                dist.barrier()
+                assert world.registry.live == [f"process group {serial}"]
+        assert (world.registry.total, world.registry.live) == (50, [])
         with group_of(world, agent, 50, (world.rank,)) as group:
             assert group.comm.allgather(world.rank) == [world.rank]
-            assert world.registry.live == ["communicator 50"]
-        assert (world.registry.total, world.registry.live) == (1, [])
+            assert world.registry.live == ["communicator 50", "process group 50"]
+        assert world.mailbox.take(Tag.STORE) is None
+        assert world.registry.live == []
 
 
 def a_group_of_the_embedding_program() -> None:

@@ -20,7 +20,7 @@ from mpihpo.errors import StateError
 from mpihpo.experiment import Experiment
 from mpihpo.records import Allocation, Ending, Evaluation, Outcome, TrialRecord
 from mpihpo.runner.agent import Agent
-from mpihpo.runner.handover import broadcast_parts, receive_state, send_state
+from mpihpo.runner.handover import broadcast_parts, channel_of, receive_state, send_state
 from mpihpo.runner.member import Equipment, Member
 from mpihpo.runner.orders import Ended
 from mpihpo.runner.saver import Saver
@@ -310,12 +310,16 @@ def fingerprints() -> None:
             kept = KeptState(7, 4, parts | {GENERATORS: take_generators()})
         right = world.comm.bcast(kept.fingerprint, source)
         assert world.rank == source or kept.fingerprint != right
+        other_state = KeptState(8, 1, kept.parts)
+        channel = channel_of(2, world.tag_limit)
 
         if world.rank == source:
             for other in (0, 2, 3):
-                send_state(world.mailbox, kept, other)
+                send_state(world.mailbox, other_state, other, channel_of(1, world.tag_limit))
+                send_state(world.mailbox, kept, other, channel)
         else:
-            received = receive_state(world.mailbox, source, world.serve)
+            # A transfer that nobody received does not get into the way of a later one.
+            received = receive_state(world.mailbox, source, channel, world.serve)
             assert received.fingerprint == right
             assert (received.trial_id, received.epoch) == (7, 4)
             assert received.nbytes > 300 * 300 * 4

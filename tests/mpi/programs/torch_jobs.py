@@ -77,7 +77,7 @@ def shares() -> None:
 
 
 def one_rank_trials() -> None:
-    """They make no process group, and no communicator unless they ask for it."""
+    """They have a default group of one, without traffic, and no communicator unless they ask."""
 
     def training(config: dict[str, Any], trial: Any) -> None:
         assert trial.world_size == 1
@@ -85,9 +85,13 @@ def one_rank_trials() -> None:
         trial.attach(model=model)
         assert trial.ddp(model) is model
         for epoch in trial.epochs():
-            assert not dist.is_initialized()
+            assert (dist.get_rank(), dist.get_world_size()) == (0, 1)
+            total = torch.ones(1)
+            dist.all_reduce(total)
+            assert total.item() == 1
             trial.report(epoch, loss=trial.mean(made_up_loss(config, epoch)))
-        assert trial._group.world.registry.total == 0
+        [live] = trial._group.world.registry.live
+        assert live.startswith("process group")
 
     finished(mpihpo.run(experiment(allocation={"policy": "fixed", "ranks": 1}), training))
 
@@ -104,8 +108,7 @@ def resized_trials() -> None:
         trial.attach(model=model, optimizer=optimizer)
         ddp = trial.ddp(model)
         sizes.add(trial.world_size)
-        if trial.world_size > 1:
-            assert (dist.get_rank(), dist.get_world_size()) == (trial.rank, trial.world_size)
+        assert (dist.get_rank(), dist.get_world_size()) == (trial.rank, trial.world_size)
         for epoch in trial.epochs():
             optimizer.zero_grad()
             ddp(torch.full((4, 3), float(epoch + trial.rank))).pow(2).mean().backward()

@@ -17,15 +17,10 @@ def train(config, trial):
     options = {"num_workers": config["workers"]}
     if config["workers"]:
         options["multiprocessing_context"] = "fork"
-    if trial.world_size == 1:
-        loader, parallel = DataLoader(data, batch_size=4, **options), model
-        assert not dist.is_initialized()
-    else:
-        assert dist.get_world_size() == trial.world_size
-        assert dist.get_rank() == trial.rank
-        sampler = DistributedSampler(data, shuffle=False)
-        loader = DataLoader(data, batch_size=4 // trial.world_size, sampler=sampler, **options)
-        parallel = DistributedDataParallel(model)
+    assert (dist.get_rank(), dist.get_world_size()) == (trial.rank, trial.world_size)
+    sampler = DistributedSampler(data, shuffle=False)
+    loader = DataLoader(data, batch_size=4 // trial.world_size, sampler=sampler, **options)
+    parallel = DistributedDataParallel(model)
     optimizer = torch.optim.SGD(parallel.parameters(), lr=1e-4)
     for epoch in trial.epochs():
         seen = torch.zeros(neighbour.SAMPLES)

@@ -247,11 +247,13 @@ def test_what_resume_refuses_and_what_there_is_nothing_to_do_for(mpi: Mpi, tmp_p
     assert Results(directory).trials.tolist() == table.tolist()
     assert Finished(result, directory).entries("finish")[-1]["reason"] == "completed"
 
-    write(tmp_path, space={"x": (0, 1)}, arguments={"log": str(tmp_path / "log"), "seconds": 0.0})
-    line = refused("--resume")
-    assert "search.space.x.choices is [0, 1], was [0, 1, 2, 3, 4, 5, 6, 7]" in line.replace(
-        ": ", " "
+    assert refused("--resume", "--set", "search.trials=2") == (
+        "mpihpo: search.trials: 2 is fewer than the 8 trials that the run has started already"
     )
+    space = {"x": tuple(range(1, 9))}
+    write(tmp_path, space=space, arguments={"log": str(tmp_path / "log"), "seconds": 0.0})
+    line = refused("--resume").replace(": ", " ")
+    assert "search.space.x.choices is [1, 2, 3, 4, 5, 6, 7, 8], was [0, 1, 2, 3" in line
     assert "--force" in line
     run(mpi, 1, path, "--resume", "--force")
 

@@ -113,7 +113,7 @@ def job(trials: int, sleep: float, output: str | None) -> None:
 
 
 def _seed(trial_id: int) -> int:
-    from mpihpo.coordinator import trial_seed
+    from mpihpo.agenda import trial_seed
 
     return trial_seed(0, trial_id)
 

@@ -9,32 +9,26 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-_YIELDS = 20  # a message that is already under way arrives within these
-_FIRST_SLEEP = 20e-6
-_GROWTH = 1.3
+_SHARE = 0.01  # of the time waited so far: what a sleep can add to a wait
 
 
 class Backoff:
-    """A sleep that starts as a mere yield and grows to ``longest`` seconds."""
+    """Sleeps that grow with the time waited: a hundredth of it, up to ``longest`` seconds.
+
+    So no wait becomes longer by more than one in a hundred, and a long one costs next to nothing.
+    """
 
     def __init__(self, longest: float = 0.002) -> None:
         self._longest = longest
-        self._yields = 0
-        self._sleep = _FIRST_SLEEP
+        self._since = time.monotonic()
 
     def pause(self) -> None:
         """Give the core away for a moment."""
-        if self._yields < _YIELDS:
-            self._yields += 1
-            time.sleep(0)
-            return
-        time.sleep(self._sleep)
-        self._sleep = min(self._sleep * _GROWTH, self._longest)
+        time.sleep(min(self._longest, _SHARE * (time.monotonic() - self._since)))
 
     def reset(self) -> None:
         """Start again with short waits: something has just happened."""
-        self._yields = 0
-        self._sleep = _FIRST_SLEEP
+        self._since = time.monotonic()
 
 
 def wait_until(

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from mpihpo.comm.world import World
 
 _TICK_SECONDS = 0.2
+_LONGEST_SLEEP_SECONDS = 0.005
 
 
 class Dispatcher:
@@ -93,7 +94,7 @@ class Dispatcher:
 
     def run(self) -> None:
         """Serve until the experiment is over; for a thread or a rank of its own."""
-        backoff = Backoff()
+        backoff = Backoff(_LONGEST_SLEEP_SECONDS)
         while not self.is_over:
             if self.step():
                 backoff.reset()

@@ -266,7 +266,7 @@ def job(options: argparse.Namespace) -> None:
         print(machine.header("What a re-split costs"))
     meeting = InterruptibleComm(comm.Dup())
     trace.time(Group, "build", "build", opens=True)
-    trace.time(InterruptibleComm, "Create_group", "communicator")
+    trace.time(Group, "_make_comm", "communicator")
     trace.time(Group, "free", "free")
     trace.time(trial_module, "broadcast_parts", "broadcast")
     state_bytes = parse_bytes(options.state)

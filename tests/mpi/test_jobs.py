@@ -30,6 +30,7 @@ def test_jobs_without_torch(mpi: Mpi) -> None:
         "the_cache_lasts",
         "a_failing_member",
         "wrong_experiments",
+        "a_searcher_that_exits",
         "embedded",
         timeout=150,
     )
@@ -40,5 +41,5 @@ def test_dedicated_coordinator_with_one_rank_to_train(mpi: Mpi) -> None:
 
 
 def test_jobs_with_torch(mpi: Mpi) -> None:
-    programs = ("shares", "one_rank_trials", "resized_trials", "failing_members")
+    programs = ("shares", "one_rank_trials", "resized_trials", "failing_members", "left_behind")
     run_programs(mpi, 5, "torch_jobs", *programs, timeout=150)

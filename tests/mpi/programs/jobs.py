@@ -12,7 +12,7 @@ import numpy as np
 from mpi4py import MPI
 
 import mpihpo
-from mpihpo.errors import ExperimentError
+from mpihpo.errors import ExperimentError, InternalError
 from tests.mpi.programs.surroundings import error_from
 
 WORLD = MPI.COMM_WORLD
@@ -292,3 +292,25 @@ def embedded() -> None:
     assert all(best == bests[0] for best in bests)
     halves.Free()
     SEEN.clear()
+
+
+class Exiting:
+    """A searcher that ends the process, as far as it can."""
+
+    def __init__(self, *, space: Any, seed: int, mode: str, trials: int | None) -> None:
+        self.space, self.seed = space, seed
+
+    def ask(self, trial_id: int) -> Any:
+        if trial_id == 3:
+            sys.exit("no more")
+        return self.space.sample(self.seed, trial_id)
+
+    def tell(self, outcome: Any) -> None:
+        pass
+
+
+def a_searcher_that_exits() -> None:
+    """A fault of the runtime's extensions is an error on every rank, not a hang."""
+    search = {**few(8), "searcher": f"{__name__}:Exiting"}
+    text = error_from(InternalError, lambda: mpihpo.run(experiment(search=search), train))
+    assert "no more" in text

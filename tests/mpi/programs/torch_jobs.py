@@ -149,3 +149,25 @@ def failing_members() -> None:
         assert f"ArithmeticError: on purpose in trial {row['id']}" in row["error"]
     assert results.best is not None
     assert not dist.is_initialized()
+
+
+def left_behind() -> None:
+    """Work that nobody waited for, a default device, type and group: no later trial meets them."""
+
+    def untidy(config: dict[str, Any], trial: Any) -> None:
+        assert torch.get_default_dtype() == torch.float32
+        assert torch.ones(1).device.type == "cpu"
+        model = torch.nn.Linear(2, 1)
+        trial.attach(model=model)
+        torch.set_default_dtype(torch.float64)
+        torch.set_default_device("meta")
+        for epoch in trial.epochs():
+            dist.all_reduce(torch.ones(1000, device="cpu"), async_op=True)
+            trial.report(epoch, loss=made_up_loss(config, epoch))
+        if trial.id % 2:
+            dist.destroy_process_group()
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+
+    results = finished(mpihpo.run(experiment(), untidy))
+    assert set(results.trials["status"]) <= {"completed", "stopped"}
+    assert not dist.is_initialized()

@@ -210,3 +210,11 @@ def test_ranks_as_text_are_short() -> None:
     assert format_ranks(range(24_576)) == "0-24575"
     assert format_ranks((3, 2, 4, 5)) == "3,2,4-5"
     assert format_ranks((0, 2, 1, 3)) == "0,2,1,3"
+
+
+def test_a_journal_that_was_deleted_is_not_written_in_silence(tmp_path: Path) -> None:
+    with Journal(tmp_path / "journal.jsonl") as journal:
+        journal.append("trial", number=1)
+        (tmp_path / "journal.jsonl").unlink()
+        with pytest.raises(ResultsError, match="was deleted while the job wrote it"):
+            journal.append("trial", number=2)

@@ -12,6 +12,9 @@ Life of a trial's state, which lives in the memory of a few ranks: the keepers o
 finished hold it; the next evaluation gets it from them; then its own keepers hold the newer one and
 the others drop theirs. States of trials that cannot be promoted are dropped, except the best
 trial's, saved at the end. The cost of a decision does not grow with the number of ended trials.
+
+Ranks can be lost, and come back: the policy is then built anew for those that are left, and states
+that only lost ranks held are read from the disk, or the trial trains again from an earlier epoch.
 """
 
 from __future__ import annotations
@@ -30,13 +33,14 @@ from mpihpo.allocation import (
     build_policy,
     keepers,
 )
-from mpihpo.errors import AllocationError, InternalError
+from mpihpo.errors import AllocationError, ExperimentError, InternalError
+from mpihpo.holdings import Holdings
 from mpihpo.instructions import (
     COMPLETED,
     EVERY_TRIAL_FAILED,
     TIME_LIMIT,
+    TOO_FEW_RANKS,
     CloseRung,
-    Drop,
     Finish,
     Instruction,
     Notice,
@@ -72,26 +76,27 @@ def build_coordinator(
     training_ranks: Collection[int],
     retries: int = 0,
     deadline: float | None = None,
+    state_bytes: int | None = None,
 ) -> Coordinator:
     """A coordinator with the scheduler and the policy that the settings name.
 
     Raises:
         ExperimentError: A trial needs more ranks than ``training_ranks`` has.
     """
-    factor, ranks = schedule.reduction_factor, len(training_ranks)
-    policy = build_policy(allocation, reduction_factor=factor, world_size=ranks)
+    factor = schedule.reduction_factor
     return Coordinator(
         searcher=searcher,
         scheduler=lambda propose: build_scheduler(
             schedule, objective=objective, trials=trials, propose=propose
         ),
-        policy=policy,
+        policy=lambda ranks: build_policy(allocation, reduction_factor=factor, world_size=ranks),
         topology=topology,
         objective=objective,
         seed=seed,
         training_ranks=training_ranks,
         retries=retries,
         deadline=deadline,
+        state_bytes=state_bytes,
     )
 
 
@@ -106,29 +111,32 @@ class Coordinator:
         *,
         searcher: Searcher,
         scheduler: Callable[[Propose], Scheduler],
-        policy: AllocationPolicy,
+        policy: Callable[[int], AllocationPolicy],
         topology: Topology,
         objective: Objective,
         seed: int,
         training_ranks: Collection[int],
         retries: int = 0,
         deadline: float | None = None,
+        state_bytes: int | None = None,
     ) -> None:
         """Ready to begin, or to `replay` what an earlier job did.
 
-        ``scheduler`` is called once, with the function that draws its trials. ``topology`` covers
-        all world ranks, ``training_ranks`` are those that train. A failed trial is trained again
-        up to ``retries`` times. No evaluation starts whose first epoch would end after
-        ``deadline``, in seconds since the job's start.
+        ``scheduler`` is called once, with the function that draws its trials; ``policy`` with the
+        number of ranks that train, whenever it changes. ``topology`` covers all world ranks,
+        ``training_ranks`` are those that train. A failed trial is trained again up to ``retries``
+        times. No evaluation starts whose first epoch would end after ``deadline``, in seconds since
+        the job's start. Kept states take up to ``state_bytes`` in memory and on the disk.
         """
-        self._policy = policy
+        self._make_policy = policy
+        self._policy = policy(len(training_ranks))
         self._topology = topology
         self._objective = objective
         self._pool = RankPool(topology, training_ranks)
-        self._training_ranks = tuple(training_ranks)
         self._serial = self._rung = 0
         self._running: dict[int, Allocation] = {}
-        self._kept: dict[int, tuple[int, ...]] = {}  # world ranks that hold a trial's state
+        self._holdings = Holdings(state_bytes)
+        self._values: dict[int, tuple[int, float]] = {}  # epochs and objective of live trials
         self._best: Outcome | None = None
         self._best_id: int | None = None
         self._stop_reason: str | None = None
@@ -142,6 +150,7 @@ class Coordinator:
             retries=retries,
             deadline=deadline,
             on_record=self._take_over,
+            holdings=self._holdings,
         )
 
     @property
@@ -202,8 +211,10 @@ class Coordinator:
         )
         self._serial = max(serials, default=-1) + 1
 
-    def tell(self, outcome: Outcome, now: float) -> list[Instruction]:
-        """Take an outcome, whose ranks are free again, and decide what is next.
+    def tell(
+        self, outcome: Outcome, now: float, *, lost: Collection[int] = ()
+    ) -> list[Instruction]:
+        """Take an outcome, whose ranks are free again but for ``lost`` ones, and decide what next.
 
         Raises:
             InternalError: No such evaluation is running, it finished without a finite objective,
@@ -220,10 +231,49 @@ class Coordinator:
             raise InternalError(f"evaluation {serial} was interrupted, but nothing was stopped")
         self._account(now)
         allocation = self._running.pop(serial)
-        self._pool.release(allocation.ranks)
+        self._holdings.ends(allocation.evaluation.trial.id)
+        self._pool.release(rank for rank in allocation.ranks if rank not in lost)
         if self._agenda.tell(outcome):
             self._settle(allocation, outcome)
+        if lost:
+            self._lose(lost)
         return self._decide(now)
+
+    def lose(self, ranks: Collection[int], now: float) -> list[Instruction]:
+        """Ranks that had no evaluation are lost; decide what is next."""
+        self._account(now)
+        self._lose(ranks)
+        return self._decide(now)
+
+    def readmit(self, rank: int, now: float) -> list[Instruction]:
+        """A lost rank is back, and free; decide what is next."""
+        self._account(now)
+        self._pool.readmit(rank)
+        self._rebuild_policy()
+        return self._decide(now)
+
+    def saved(self, trial_id: int, epoch: int, size: int) -> list[Instruction]:
+        """A trial's state after an epoch is on the disk, where it takes ``size`` bytes."""
+        if not self._agenda.is_live(trial_id) and trial_id != self._best_id:
+            return []
+        self._holdings.saved(trial_id, epoch, size)
+        self._holdings.outdated(trial_id, before=epoch)
+        return self._holdings.make_room(self._promise)
+
+    def _lose(self, ranks: Collection[int]) -> None:
+        for rank in ranks:
+            self._pool.retire(rank)
+        self._due += self._holdings.lose(ranks)
+        self._rebuild_policy()
+
+    def _rebuild_policy(self) -> None:
+        """For the ranks that there are now; too few of them end the job."""
+        try:
+            self._policy = self._make_policy(self._pool.size)
+        except ExperimentError as error:
+            if self._stop_reason is None:
+                self._stop_reason = TOO_FEW_RANKS
+                self._due.append(Notice(f"nothing more is started: {TOO_FEW_RANKS}: {error}"))
 
     def stop(self, reason: str, now: float) -> list[Instruction]:
         """Start nothing more; ``Finish`` comes when the running evaluations have ended.
@@ -247,6 +297,7 @@ class Coordinator:
         # Asking can close a rung too: that of a searcher that turns out to be exhausted.
         instructions = self._close_rungs()
         started = self._start(batch) if batch else []
+        self._due += self._holdings.make_room(self._promise)
         instructions += [*self._due, *started]
         self._due = []
         if self._running:
@@ -261,8 +312,9 @@ class Coordinator:
         self._done = True
         if self._best_id is not None:
             # After a resume the state may be on the disk only, where any rank can read it.
-            rank = (*self._kept[self._best_id], *self._training_ranks)[0]
-            instructions.append(Save(self._best_id, rank))
+            ranks = (*self._holdings.holders(self._best_id), *self._pool.ranks)
+            if ranks:
+                instructions.append(Save(self._best_id, ranks[0]))
         return [*instructions, Finish(reason)]
 
     def _width(self, evaluation: Evaluation) -> int:
@@ -292,7 +344,7 @@ class Coordinator:
         if len(widths) != len(batch) or min(widths) < 1 or sum(widths) > free:
             name = type(self._policy).__name__
             raise AllocationError(f"{name} shares {free} free ranks among {len(batch)} as {widths}")
-        holders = [self._kept.get(evaluation.trial.id, ()) for evaluation in batch]
+        holders = [self._holdings.holders(evaluation.trial.id) for evaluation in batch]
         placed = self._pool.take_all(list(zip(widths, holders, strict=True)))
         starts = []
         for evaluation, ranks, held_by in zip(batch, placed, holders, strict=True):
@@ -307,29 +359,26 @@ class Coordinator:
             self._serial += 1
             self._rung = max(self._rung, evaluation.rung)
             self._agenda.started(evaluation)
+            self._holdings.starts(evaluation.trial.id, len(allocation.keepers))
             starts.append(Start(allocation))
         return starts
 
     def _startable(self, evaluation: Evaluation) -> Evaluation:
         """The evaluation, from an earlier epoch where the state of its start is lost."""
         trial_id, start = evaluation.trial.id, evaluation.start
-        if not start or self._kept.get(trial_id):
+        if not start or self._holdings.holders(trial_id):
             return evaluation
-        first = self._agenda.first_epoch(evaluation)
+        first = self._holdings.newest_saved(trial_id, start)
         if first < start:
             text = f"its state after epoch {start} is lost; it trains again from epoch {first + 1}"
             self._due.append(Notice(f"trial {trial_id}: {text}"))
-        self._kept.setdefault(trial_id, ())  # on the disk, and to be deleted there at its end
         return replace(evaluation, start=first)
 
     def _settle(self, allocation: Allocation, outcome: Outcome) -> None:
         """Update who holds what after an outcome, and the best trial."""
         trial_id = allocation.evaluation.trial.id
         if outcome.ending is Ending.FINISHED:
-            stale = set(self._kept.get(trial_id, ())).difference(allocation.keepers)
-            if stale:
-                self._due.append(Drop(trial_id, tuple(sorted(stale))))
-            self._kept[trial_id] = allocation.keepers
+            self._due += self._holdings.keep(outcome)
             self._improve(outcome)
         self._forget(trial_id)
 
@@ -337,17 +386,18 @@ class Coordinator:
         """An outcome of an earlier job: its state is on the disk, in no rank's memory."""
         trial_id = outcome.allocation.evaluation.trial.id
         if outcome.ending is Ending.FINISHED:
-            if held_by := self._kept.get(trial_id):  # an older one, trained again in this job
-                self._due.append(Drop(trial_id, held_by))
-            self._kept[trial_id] = ()
+            self._due += self._holdings.taken_over(trial_id)
             self._improve(outcome)
         self._forget(trial_id)
 
     def _improve(self, outcome: Outcome) -> None:
+        evaluation = outcome.allocation.evaluation
+        key = self._objective.key(outcome.objective)
+        self._values[evaluation.trial.id] = (-evaluation.stop, key)
         rivals = [outcome] if self._best is None else [self._best, outcome]
         self._best = best_outcome(rivals, self._objective)
         if self._best is outcome:
-            beaten, self._best_id = self._best_id, outcome.allocation.evaluation.trial.id
+            beaten, self._best_id = self._best_id, evaluation.trial.id
             self._forget(beaten)
 
     def _close_rungs(self) -> list[Instruction]:
@@ -360,8 +410,14 @@ class Coordinator:
         """Drop the state of a trial that has ended, unless it is the best one."""
         if trial_id is None or trial_id == self._best_id or self._agenda.is_live(trial_id):
             return
-        if trial_id in self._kept:
-            self._due.append(Drop(trial_id, self._kept.pop(trial_id), has_ended=True))
+        self._values.pop(trial_id, None)
+        self._due += self._holdings.forget(trial_id)
+
+    def _promise(self, trial_id: int) -> tuple[int, float, int] | None:
+        """A sort key as of ``best_outcome``; None for the best trial: its state is the result."""
+        if trial_id == self._best_id:
+            return None
+        return (*self._values.get(trial_id, (0, math.inf)), trial_id)
 
     def _account(self, now: float) -> None:
         busy = self._pool.size - self._pool.free

@@ -10,7 +10,7 @@ from mpihpo.allocation.pace import Pace
 from mpihpo.history import History
 from mpihpo.instructions import Notice
 from mpihpo.records import Allocation, Ending, Evaluation, Outcome, Report, Status
-from tests.unit.virtual_clock import ListSearcher, Run, ended, evaluation, make, trial, unit
+from tests.unit.virtual_clock import ListSearcher, Run, ended, evaluation, make, sizes, trial, unit
 
 ONE_RUNG = {"scheduler": "none", "epochs": (1, 4)}
 
@@ -122,7 +122,7 @@ def resumed(saved: dict[int, frozenset[int]], *, retries: int = 0) -> Run:
             serial=serial, evaluation=evaluation(serial, 0, 0, 4), ranks=(serial,)
         )
         steps += [allocation, ended(allocation, float(serial))]
-    history = History(trials={0: trial(0), 1: trial(1)}, steps=steps, saved=saved)
+    history = History(trials={0: trial(0), 1: trial(1)}, steps=steps, saved=sizes(saved))
     coordinator.replay(history)
     run = Run(coordinator, lambda work: float(work.trial.id))
     run.disk.update({trial_id: set(epochs) for trial_id, epochs in saved.items()})
@@ -186,9 +186,7 @@ def test_what_a_resumed_trial_has_on_the_disk_is_deleted_when_it_fails():
     coordinator = make(2, world=1, **ONE_RUNG)
     start = Allocation(serial=0, evaluation=evaluation(0, stop=4), ranks=(0,))
     stopped = ended(start, None, Ending.INTERRUPTED, reports=(Report(2, {}, 1.0),))
-    coordinator.replay(
-        History(trials={0: trial(0)}, steps=[start, stopped], saved={0: frozenset({2})})
-    )
+    coordinator.replay(History(trials={0: trial(0)}, steps=[start, stopped], saved={0: {2: 1}}))
     run = Run(coordinator, lambda work: None if work.trial.id == 0 else 1.0)
     run.disk[0] = {2}
     run.drive()

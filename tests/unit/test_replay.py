@@ -14,7 +14,7 @@ from mpihpo.errors import InternalError
 from mpihpo.history import History
 from mpihpo.instructions import CloseRung, Notice
 from mpihpo.records import Allocation, Ending, Evaluation, Outcome, Status
-from tests.unit.virtual_clock import ListSearcher, Run, Step, jitter, make
+from tests.unit.virtual_clock import ListSearcher, Run, Step, jitter, make, sizes
 
 Journal = Sequence[tuple[Step, dict[int, frozenset[int]]]]
 
@@ -25,7 +25,7 @@ def history_of(journal: Journal) -> History:
     return History(
         trials={each.evaluation.trial.id: each.evaluation.trial for each in allocations},
         steps=steps,
-        saved=journal[-1][1] if journal else {},
+        saved=sizes(journal[-1][1]) if journal else {},
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import random
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
 from mpihpo.allocation import AllocationSettings, Topology
@@ -53,6 +53,11 @@ def evaluation(trial_id: int, rung: int = 0, start: int = 0, stop: int = 1) -> E
     return Evaluation(trial=trial(trial_id), rung=rung, start=start, stop=stop)
 
 
+def sizes(saved: Mapping[int, frozenset[int]]) -> dict[int, dict[int, int]]:
+    """The states of these epochs, of one byte each."""
+    return {trial_id: dict.fromkeys(epochs, 1) for trial_id, epochs in saved.items()}
+
+
 def ended(
     work: Evaluation | Allocation,
     value: float | str | None = None,
@@ -87,6 +92,7 @@ def make(
     limit: int | None = -1,
     retries: int = 0,
     deadline: float | None = None,
+    state_bytes: int | None = None,
     **allocation: object,
 ) -> Coordinator:
     """A coordinator; ``limit`` is what the scheduler is told of the number of trials."""
@@ -107,6 +113,7 @@ def make(
         training_ranks=range(topology.size) if training_ranks is None else training_ranks,
         retries=retries,
         deadline=deadline,
+        state_bytes=state_bytes,
     )
 
 
@@ -204,8 +211,8 @@ class Run:
             if isinstance(instruction, Start):
                 self._start(instruction.allocation)
             elif isinstance(instruction, Drop):
-                assert instruction.ranks or instruction.has_ended
-                if instruction.has_ended:
+                assert instruction.ranks or instruction.has_ended or instruction.from_disk
+                if instruction.has_ended or instruction.from_disk:
                     self.disk.pop(instruction.trial_id, None)
                 for rank in instruction.ranks:
                     del self.memory[rank][instruction.trial_id]

@@ -14,6 +14,7 @@
     │   ├── TrialTimeout                    it took longer than limits.trial_seconds, or was silent
     │   ├── CollectiveMismatch              its ranks wait for each other in different calls
     │   └── RankLost                        a rank that it needs has died
+    ├── CoordinatorLost(RuntimeError)       the coordinator's rank died or is silent: resume the run
     ├── ResultsError(OSError)               a results file is missing, broken or of another layout
     └── InternalError(RuntimeError)         a broken invariant of ours: please report it
 
@@ -93,6 +94,10 @@ class CollectiveMismatch(TrialError):
 
 class RankLost(TrialError):
     """A rank of the trial, or one that held its state, has died or was set aside."""
+
+
+class CoordinatorLost(MpihpoError, RuntimeError):
+    """The rank of the coordinator has died or gives no sign of life: the run can be resumed."""
 
 
 class ResultsError(MpihpoError, OSError):

@@ -15,7 +15,7 @@ from mpihpo.allocation import Topology
 from mpihpo.comm.devices import place_on_node
 from mpihpo.comm.mailbox import Tag
 from mpihpo.coordinator import build_coordinator
-from mpihpo.errors import ExperimentError, InternalError
+from mpihpo.errors import CoordinatorLost, ExperimentError, InternalError
 from mpihpo.experiment import Experiment
 from mpihpo.results.reader import Results
 from mpihpo.runner.agent import Agent
@@ -25,6 +25,7 @@ from mpihpo.runner.orders import Leave, Saved
 from mpihpo.runner.preparation import Preparation, Request, TrainFunction, make_recorder, prepare
 from mpihpo.runner.recorder import CHECKPOINTS, Recorder
 from mpihpo.runner.saver import Saver
+from mpihpo.runner.standing import nudges
 from mpihpo.runner.state import Keeper, KeptState
 from mpihpo.runner.torch_set_up import torch_set_up
 from mpihpo.runner.worker import Worker
@@ -63,6 +64,7 @@ def run(
     Raises:
         ExperimentError: On every rank: the experiment is wrong, or the world too small for it.
         InternalError: On every rank: a fault of the runtime.
+        CoordinatorLost: On the ranks that are left: rank 0 is stuck or dead.
     """
     if comm is None:
         from mpi4py import MPI
@@ -75,6 +77,8 @@ def run(
         ended = execute(world, request)
         if ended.unwritten is not None and world.rank == 0:
             logger.error("%s", ended.unwritten)
+        if ended.results is None:
+            raise CoordinatorLost("rank 0 did not leave its training function; resume the run")
         return ended.results
 
 
@@ -82,7 +86,8 @@ def run(
 class Ended:
     """What a job came to."""
 
-    results: Results
+    results: Results | None
+    """None where rank 0, which has them, is lost."""
     reason: str
     unwritten: str | None
     """What could not be written to disk; None if all was."""
@@ -94,14 +99,22 @@ def execute(
     *,
     with_agent: Callable[[Agent], None] | None = None,
     seconds_left: float | None = None,
+    if_stranded: Callable[[Ended], None] | None = None,
 ) -> Ended:
     """Run one job; collective over the world.
+
+    Ranks that do not come to its end are in ``world.lost`` afterwards.
 
     Args:
         world: The ranks.
         request: What to do.
         with_agent: Called on each rank once it has its agent.
         seconds_left: Of the allotted time, on rank 0; None: no limit but the experiment's.
+        if_stranded: Called on rank 0, from another thread, when the job is over and its own
+            training function does not return.
+
+    Raises:
+        CoordinatorLost: On the ranks that are left: rank 0 is dead, or silent.
     """
     preparation = prepare(world, request)
     experiment = preparation.experiment
@@ -116,7 +129,9 @@ def execute(
 
         deadline = world.on_root(lambda: _deadline(experiment, preparation, seconds_left))
         keeper = Keeper()
-        agent = stack.enter_context(Agent(world, keeper))
+        heartbeat = experiment.limits.heartbeat_seconds
+        agent = stack.enter_context(Agent(world, keeper, heartbeat_seconds=heartbeat))
+        agent.can_nudge = stack.enter_context(nudges(agent.should_leave))
         if with_agent is not None:
             with_agent(agent)
         world.serve = agent.serve
@@ -125,7 +140,6 @@ def execute(
         dispatcher, recorder = _dispatch(
             world, request, preparation, training, clock, deadline, stack
         )
-        leave: Leave | None = None
         if world.rank in training:
             saver = stack.enter_context(_saver(world, preparation))
             local_rank, _ = place_on_node(world.node_of, world.rank, training)
@@ -143,14 +157,30 @@ def execute(
                 clock=clock,
                 deadline=deadline,
             )
-            leave = _work(world, Worker(equipment), dispatcher, agent)
-        elif dispatcher is not None:
+
+            def end_stranded() -> None:
+                if if_stranded is not None and dispatcher is not None and recorder is not None:
+                    assert dispatcher.farewell is not None
+                    results = Results.from_tables(recorder.tables, preparation.directory)
+                    if_stranded(_ended(dispatcher.farewell, results))
+
+            leave = _work(world, Worker(equipment), dispatcher, agent, end_stranded)
+        else:
+            assert dispatcher is not None  # on the rank of a dedicated coordinator
             dispatcher.begin()
             dispatcher.run()
-        return _gather(world, leave, recorder, preparation.directory, training[0])
+            assert dispatcher.farewell is not None
+            leave = dispatcher.farewell
+        return _gather(world, leave, recorder, preparation.directory)
 
 
-def _work(world: World, worker: Worker, dispatcher: Dispatcher | None, agent: Agent) -> Leave:
+def _work(
+    world: World,
+    worker: Worker,
+    dispatcher: Dispatcher | None,
+    agent: Agent,
+    end_stranded: Callable[[], None],
+) -> Leave:
     """Train until told to leave; world rank 0 dispatches beside it."""
     if dispatcher is None:
         return worker.run()
@@ -159,7 +189,7 @@ def _work(world: World, worker: Worker, dispatcher: Dispatcher | None, agent: Ag
         # Else a training function in pure Python would keep the dispatcher waiting for 5 ms.
         interval = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_SECONDS)
-        thread = dispatcher.start_thread()
+        thread = dispatcher.start_thread(end_stranded)
         try:
             leave = worker.run()
         finally:
@@ -185,8 +215,8 @@ def _deadline(
 
 
 def _saver(world: World, preparation: Preparation) -> Saver:
-    def tell(state: KeptState, problem: str | None) -> None:
-        world.mailbox.post(Saved(state.trial_id, state.epoch, problem), 0, Tag.EVENT)
+    def tell(state: KeptState, problem: str | None, size: int) -> None:
+        world.mailbox.post(Saved(state.trial_id, state.epoch, problem, size), 0, Tag.EVENT)
 
     directory = preparation.directory
     folder = None if directory is None else directory / CHECKPOINTS
@@ -240,6 +270,7 @@ def _dispatcher(
         training_ranks=training,
         retries=experiment.limits.retries,
         deadline=deadline,
+        state_bytes=experiment.limits.state_bytes,
     )
     if preparation.earlier is not None:
         coordinator.replay(preparation.earlier.history)
@@ -250,22 +281,20 @@ def _dispatcher(
         training_ranks=training,
         clock=clock,
         deadline=deadline,
-        trial_seconds=experiment.limits.trial_seconds,
+        limits=experiment.limits,
     )
 
 
-def _gather(
-    world: World,
-    leave: Leave | None,
-    recorder: Recorder | None,
-    directory: Path | None,
-    root: int,
-) -> Ended:
-    """The job's end, equal on all ranks; collective over the world."""
-    leave = world.comm.bcast(leave, root)
-    assert leave is not None
+def _gather(world: World, leave: Leave, recorder: Recorder | None, directory: Path | None) -> Ended:
+    """The job's end, equal on all ranks; collective over those that are not lost."""
+    world.set_aside(leave.lost)
     if leave.fault is not None:
         raise InternalError(f"the job failed, and not one of its trials:\n{leave.fault}")
+    if 0 in leave.lost:
+        return _ended(leave, None)
     tables = None if recorder is None else Results.from_tables(recorder.tables, directory)
-    results: Results = world.comm.bcast(tables, 0)
+    return _ended(leave, world.meeting.bcast(tables, 0))
+
+
+def _ended(leave: Leave, results: Results | None) -> Ended:
     return Ended(results, leave.reason, leave.unwritten)

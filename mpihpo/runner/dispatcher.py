@@ -50,6 +50,7 @@ from mpihpo.runner.orders import (
 from mpihpo.runner.recorder import Recorder
 from mpihpo.runner.standing import merged
 from mpihpo.runner.watch import BEATS, GiveUp, Release, Verdict, Watch
+from mpihpo.runner.writes import Writes
 
 if TYPE_CHECKING:
     from mpihpo.comm.world import World
@@ -101,9 +102,7 @@ class Dispatcher:
         self._releases: list[Release] = []
         self._stacks: dict[int, dict[int, str]] = {}  # by serial and rank
         self._is_stopping = self._is_late = False
-        self._checkpoint_rank: int | None = None
-        self._saving: dict[tuple[int, int], int] = {}  # trial and epoch to the rank that writes
-        self._saved_early: dict[tuple[int, int], Saved] = {}  # the word came before the outcome
+        self._writes = Writes()
         self._finish: Finish | None = None
         self._next_tick = 0.0
         self._is_stepping = False
@@ -149,7 +148,7 @@ class Dispatcher:
                 self._next_tick = now + _TICK_SECONDS
                 self._recorder.tick(now)
                 self._look_after(now)
-            if self._finish is not None and not self._is_writing and self.farewell is None:
+            if self._finish is not None and not self._writes.are_pending and self.farewell is None:
                 self._end(self._finish)
         self._is_stepping = False
         return arrived
@@ -178,7 +177,8 @@ class Dispatcher:
         elif isinstance(event, Beat):
             self._watch.beat(rank, event.serial, event.waits_in, now)
         elif isinstance(event, Saved):
-            self._saved(event, rank)
+            if rank not in self.lost and self._writes.saved(event):
+                self._saved(event)
         elif isinstance(event, Progressed):
             self._recorder.reported(event.trial_id, event.report, now)
         elif isinstance(event, Signalled):
@@ -194,7 +194,7 @@ class Dispatcher:
         elif isinstance(event, Stacks):
             self._stacks.setdefault(event.serial, {})[rank] = event.text
         elif isinstance(event, Written):
-            self._checkpoint_rank = None
+            self._writes.checkpoint_written()
             if event.problem is not None:
                 self._recorder.note(
                     "checkpoint", f"no checkpoint of the best trial: {event.problem}"
@@ -202,20 +202,10 @@ class Dispatcher:
         else:
             raise InternalError(f"the dispatcher was sent {event!r}")
 
-    def _saved(self, event: Saved, rank: int) -> None:
-        key = (event.trial_id, event.epoch)
-        if key not in self._saving:
-            if rank not in self.lost:
-                self._saved_early[key] = event
-            return
-        del self._saving[key]
+    def _saved(self, event: Saved) -> None:
         self._recorder.saved(event.trial_id, event.epoch, event.problem)
         if event.problem is None:
             self._carry_out(self._coordinator.saved(event.trial_id, event.epoch, event.size))
-
-    @property
-    def _is_writing(self) -> bool:
-        return self._checkpoint_rank is not None or bool(self._saving)
 
     def _ended(self, event: Ended, now: float) -> None:
         if not self._watch.is_running(event.serial):
@@ -256,10 +246,9 @@ class Dispatcher:
         if evaluation.start > 0 and outcome.ending is Ending.FINISHED:
             self._recorder.drop(trial_id, before=evaluation.stop)
         if saving is not None:
-            key = (trial_id, saving)
-            self._saving[key] = allocation.leader
-            if key in self._saved_early:
-                self._saved(self._saved_early.pop(key), allocation.leader)
+            word = self._writes.expect(trial_id, saving, allocation.leader)
+            if word is not None:
+                self._saved(word)
         self._recorder.status(trial_id, self._coordinator.status(trial_id))
         self._record(instructions)
 
@@ -341,13 +330,11 @@ class Dispatcher:
         self.lost.update(ranks)
         left = len(self._training_ranks) - len(self.lost.intersection(self._training_ranks))
         self._recorder.note("lost", f"{text}; {left} ranks are left")
-        for key, rank in list(self._saving.items()):
-            if rank in ranks:
-                del self._saving[key]
-                self._recorder.saved(*key, f"rank {rank} is lost")
-        if self._checkpoint_rank in ranks:
-            self._checkpoint_rank = None
-            text = f"no checkpoint of the best trial: {name_ranks(ranks)} died"
+        saving, has_checkpoint = self._writes.lose(ranks)
+        for trial_id, epoch in saving:
+            self._recorder.saved(trial_id, epoch, "the rank that wrote it is lost")
+        if has_checkpoint:
+            text = "no checkpoint of the best trial: the rank that wrote it is lost"
             self._recorder.note("checkpoint", text)
         for rank in self._training_ranks:
             if rank not in self.lost:
@@ -396,7 +383,7 @@ class Dispatcher:
             elif isinstance(instruction, Save):
                 best = self._coordinator.best
                 assert best is not None
-                self._checkpoint_rank = instruction.rank
+                self._writes.expect_checkpoint(instruction.rank)
                 self._order(WriteCheckpoint(best), [instruction.rank])
             elif isinstance(instruction, Notice):
                 self._recorder.note("notice", instruction.text)

@@ -179,7 +179,8 @@ def test_configuration_hashes_are_equal_in_another_process(path):
         (
             {"limits__time_seconds": 3},
             "limits.time_seconds: unknown key; did you mean trial_seconds? "
-            "known keys: time, trial_seconds, grace_seconds, heartbeat_seconds, retries, state_bytes",
+            "known keys: time, trial_seconds, grace_seconds, heartbeat_seconds, retries, "
+            "state_bytes",
         ),
         (
             {"objective__direction": "min"},

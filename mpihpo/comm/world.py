@@ -139,6 +139,10 @@ class World:
         left.Free()
         members.Free()
 
+    def shrink(self) -> None:
+        """Go on without the dead."""
+        raise NotImplementedError
+
     @property
     def survivor(self) -> int:
         """The lowest world rank that is not lost."""

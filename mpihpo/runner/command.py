@@ -17,8 +17,9 @@ from mpihpo.instructions import COMPLETED, EVERY_TRIAL_FAILED
 from mpihpo.records import Status
 from mpihpo.runner.agent import Agent
 from mpihpo.runner.allotted_time import seconds_left
-from mpihpo.runner.job import Ended, execute
+from mpihpo.runner.job import execute
 from mpihpo.runner.preparation import Request
+from mpihpo.runner.session import Ended, Hooks
 
 if TYPE_CHECKING:
     from mpihpo.comm.world import World
@@ -62,18 +63,15 @@ def main(
         overrides=overrides,
         resume=resume,
         force=force,
-        stream=None if quiet or world.rank != 0 else sys.stdout,
+        stream=None if quiet else sys.stdout,
     )
     try:
         with _signals() as with_agent:
             left = _allotted() if world.rank == 0 else None
-            ended = execute(
-                world,
-                request,
-                with_agent=with_agent,
-                seconds_left=left,
-                if_stranded=lambda ended: _abort(_finish(world, ended)),
+            hooks = Hooks(
+                with_agent=with_agent, if_stranded=lambda ended: _abort(_finish(world, ended))
             )
+            ended = execute(world, request, seconds_left=left, hooks=hooks)
         status = _finish(world, ended)
         if ended.results is None:
             time.sleep(_LAST_WORD_SECONDS)
@@ -163,7 +161,7 @@ def _signals() -> Iterator[Callable[[Agent], None]]:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         first.setdefault(number, time.monotonic())
-        agents[0].signal(signal.Signals(number).name)
+        agents[-1].signal(signal.Signals(number).name)
 
     def with_agent(agent: Agent) -> None:
         agent.dumps_when_silent = True

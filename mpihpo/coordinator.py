@@ -34,7 +34,7 @@ from mpihpo.allocation import (
     keepers,
 )
 from mpihpo.errors import AllocationError, ExperimentError, InternalError
-from mpihpo.holdings import Holdings
+from mpihpo.holdings import Holdings, Promise
 from mpihpo.instructions import (
     COMPLETED,
     EVERY_TRIAL_FAILED,
@@ -136,13 +136,12 @@ class Coordinator:
         self._serial = self._rung = 0
         self._running: dict[int, Allocation] = {}
         self._holdings = Holdings(state_bytes)
-        self._values: dict[int, tuple[int, float]] = {}  # epochs and objective of live trials
         self._best: Outcome | None = None
         self._best_id: int | None = None
         self._stop_reason: str | None = None
         self._due: list[Instruction] = []  # for the next time that instructions are given
         self._begun = self._done = False
-        self._t_begin = self._t_last = self._busy_rank_seconds = 0.0
+        self._t_last = self._busy_rank_seconds = self._rank_seconds = 0.0
         self._agenda = Agenda(
             searcher=searcher,
             scheduler=scheduler,
@@ -169,7 +168,7 @@ class Coordinator:
 
     def snapshot(self) -> Snapshot:
         """The present state for a display, at a cost of O(running evaluations)."""
-        elapsed = (self._t_last - self._t_begin) * self._pool.size
+        elapsed = self._rank_seconds
         return Snapshot(
             rung=self._rung,
             running=tuple(self._running.values()),
@@ -189,7 +188,7 @@ class Coordinator:
         if self._begun or self._done:
             raise InternalError("the coordinator was begun twice, or after its end")
         self._begun = True
-        self._t_begin = self._t_last = now
+        self._t_last = now
         return self._decide(now)
 
     def replay(self, history: History) -> None:
@@ -214,7 +213,9 @@ class Coordinator:
     def tell(
         self, outcome: Outcome, now: float, *, lost: Collection[int] = ()
     ) -> list[Instruction]:
-        """Take an outcome, whose ranks are free again but for ``lost`` ones, and decide what next.
+        """Take an outcome, whose ranks are free again but for lost ones, and decide what next.
+
+        ``lost`` may name ranks that are known to be lost, and such as had no part in it.
 
         Raises:
             InternalError: No such evaluation is running, it finished without a finite objective,
@@ -232,46 +233,61 @@ class Coordinator:
         self._account(now)
         allocation = self._running.pop(serial)
         self._holdings.ends(allocation.evaluation.trial.id)
-        self._pool.release(rank for rank in allocation.ranks if rank not in lost)
+        gone = {*lost, *(rank for rank in allocation.ranks if rank not in self._pool)}
+        self._pool.release(rank for rank in allocation.ranks if rank not in gone)
         if self._agenda.tell(outcome):
             self._settle(allocation, outcome)
-        if lost:
-            self._lose(lost)
+        if gone:
+            self._lose(gone)
         return self._decide(now)
 
     def lose(self, ranks: Collection[int], now: float) -> list[Instruction]:
-        """Ranks that had no evaluation are lost; decide what is next."""
+        """Ranks are lost; decide what is next. Where one trains, the outcome is still to be told.
+
+        Raises:
+            InternalError: One never trained.
+        """
         self._account(now)
         self._lose(ranks)
-        return self._decide(now)
+        return [] if self._done else self._decide(now)
 
     def readmit(self, rank: int, now: float) -> list[Instruction]:
-        """A lost rank is back, and free; decide what is next."""
+        """A lost rank is back, and free; decide what is next.
+
+        Raises:
+            InternalError: It was not lost, or the evaluation that it was lost from still runs.
+        """
+        if any(rank in allocation.ranks for allocation in self._running.values()):
+            raise InternalError(f"rank {rank} is back, but its evaluation has not ended")
         self._account(now)
         self._pool.readmit(rank)
         self._rebuild_policy()
-        return self._decide(now)
+        return [] if self._done else self._decide(now)
 
-    def saved(self, trial_id: int, epoch: int, size: int) -> list[Instruction]:
-        """A trial's state after an epoch is on the disk, where it takes ``size`` bytes."""
+    def saved(self, trial_id: int, epoch: int, size: int | None) -> list[Instruction]:
+        """A trial's state after an epoch is on the disk, where it takes ``size`` bytes.
+
+        To be told after the outcome; None says that it could not be written.
+        """
         if not self._agenda.is_live(trial_id) and trial_id != self._best_id:
             return []
         self._holdings.saved(trial_id, epoch, size)
-        self._holdings.outdated(trial_id, before=epoch)
-        return self._holdings.make_room(self._promise)
+        return [] if self._done else self._holdings.make_room(self._best_id)
 
     def _lose(self, ranks: Collection[int]) -> None:
+        before = self._pool.size
         for rank in ranks:
             self._pool.retire(rank)
         self._due += self._holdings.lose(ranks)
-        self._rebuild_policy()
+        if self._pool.size < before:
+            self._rebuild_policy()
 
     def _rebuild_policy(self) -> None:
         """For the ranks that there are now; too few of them end the job."""
         try:
             self._policy = self._make_policy(self._pool.size)
         except ExperimentError as error:
-            if self._stop_reason is None:
+            if self._stop_reason is None and not self._agenda.scheduler.done:
                 self._stop_reason = TOO_FEW_RANKS
                 self._due.append(Notice(f"nothing more is started: {TOO_FEW_RANKS}: {error}"))
 
@@ -297,7 +313,7 @@ class Coordinator:
         # Asking can close a rung too: that of a searcher that turns out to be exhausted.
         instructions = self._close_rungs()
         started = self._start(batch) if batch else []
-        self._due += self._holdings.make_room(self._promise)
+        self._due += self._holdings.make_room(self._best_id)
         instructions += [*self._due, *started]
         self._due = []
         if self._running:
@@ -310,12 +326,19 @@ class Coordinator:
             name = type(self._agenda.scheduler).__name__
             raise InternalError(f"{name} is not done, but nothing runs and nothing starts")
         self._done = True
-        if self._best_id is not None:
-            # After a resume the state may be on the disk only, where any rank can read it.
-            ranks = (*self._holdings.holders(self._best_id), *self._pool.ranks)
-            if ranks:
-                instructions.append(Save(self._best_id, ranks[0]))
+        if self._best is not None:
+            instructions += self._save(self._best)
         return [*instructions, Finish(reason)]
+
+    def _save(self, best: Outcome) -> list[Instruction]:
+        evaluation = best.allocation.evaluation
+        trial_id, stop = evaluation.trial.id, evaluation.stop
+        ranks = self._holdings.holders(trial_id)
+        if not ranks and self._holdings.newest_saved(trial_id, stop) == stop:
+            ranks = self._pool.ranks  # on the disk only, where any rank can read it
+        if ranks:
+            return [Save(trial_id, ranks[0])]
+        return [Notice(f"trial {trial_id}, the best one: its state after epoch {stop} is lost")]
 
     def _width(self, evaluation: Evaluation) -> int:
         width = self._policy.width(evaluation)
@@ -378,7 +401,7 @@ class Coordinator:
         """Update who holds what after an outcome, and the best trial."""
         trial_id = allocation.evaluation.trial.id
         if outcome.ending is Ending.FINISHED:
-            self._due += self._holdings.keep(outcome)
+            self._due += self._holdings.keep(outcome, self._promise(outcome))
             self._improve(outcome)
         self._forget(trial_id)
 
@@ -386,18 +409,15 @@ class Coordinator:
         """An outcome of an earlier job: its state is on the disk, in no rank's memory."""
         trial_id = outcome.allocation.evaluation.trial.id
         if outcome.ending is Ending.FINISHED:
-            self._due += self._holdings.taken_over(trial_id)
+            self._due += self._holdings.taken_over(trial_id, self._promise(outcome))
             self._improve(outcome)
         self._forget(trial_id)
 
     def _improve(self, outcome: Outcome) -> None:
-        evaluation = outcome.allocation.evaluation
-        key = self._objective.key(outcome.objective)
-        self._values[evaluation.trial.id] = (-evaluation.stop, key)
         rivals = [outcome] if self._best is None else [self._best, outcome]
         self._best = best_outcome(rivals, self._objective)
         if self._best is outcome:
-            beaten, self._best_id = self._best_id, evaluation.trial.id
+            beaten, self._best_id = self._best_id, outcome.allocation.evaluation.trial.id
             self._forget(beaten)
 
     def _close_rungs(self) -> list[Instruction]:
@@ -410,16 +430,14 @@ class Coordinator:
         """Drop the state of a trial that has ended, unless it is the best one."""
         if trial_id is None or trial_id == self._best_id or self._agenda.is_live(trial_id):
             return
-        self._values.pop(trial_id, None)
         self._due += self._holdings.forget(trial_id)
 
-    def _promise(self, trial_id: int) -> tuple[int, float, int] | None:
-        """A sort key as of ``best_outcome``; None for the best trial: its state is the result."""
-        if trial_id == self._best_id:
-            return None
-        return (*self._values.get(trial_id, (0, math.inf)), trial_id)
+    def _promise(self, outcome: Outcome) -> Promise:
+        evaluation = outcome.allocation.evaluation
+        return -evaluation.stop, self._objective.key(outcome.objective), evaluation.trial.id
 
     def _account(self, now: float) -> None:
-        busy = self._pool.size - self._pool.free
-        self._busy_rank_seconds += busy * max(0.0, now - self._t_last)
+        seconds = max(0.0, now - self._t_last)
+        self._rank_seconds += self._pool.size * seconds
+        self._busy_rank_seconds += (self._pool.size - self._pool.free) * seconds
         self._t_last = max(self._t_last, now)

@@ -274,19 +274,21 @@ class Run:
         """A state appears on the disk."""
         self.now, _, outcome = heapq.heappop(self._writing)
         trial_id, epoch = outcome.allocation.evaluation.trial.id, outcome.reports[-1].epoch
-        best = self.coordinator.best
-        is_best = best is not None and best.allocation.evaluation.trial.id == trial_id
-        is_wanted = is_best or not self._has_ended(trial_id)
-        if is_wanted:  # else its deletion was ordered already, and happens as soon as it can
+        if self._is_wanted(
+            trial_id
+        ):  # else its deletion was ordered already, and happens as soon as it can
             self.disk[trial_id].add(epoch)
             self._outdate(outcome, epoch)
         self._measure()
         assert self.state_bytes is not None
         self.obey(self.coordinator.saved(trial_id, epoch, self.state_bytes))
 
-    def _has_ended(self, trial_id: int) -> bool:
-        status = self.coordinator.status(trial_id)
-        return status in (Status.STOPPED, Status.COMPLETED, Status.FAILED)
+    def _is_wanted(self, trial_id: int) -> bool:
+        """Its state may be needed: it has not ended, or is the best."""
+        best = self.coordinator.best
+        is_best = best is not None and best.allocation.evaluation.trial.id == trial_id
+        ended = (Status.STOPPED, Status.COMPLETED, Status.FAILED)
+        return is_best or self.coordinator.status(trial_id) not in ended
 
     def _outdate(self, outcome: Outcome, epoch: int) -> None:
         """States older than one that a finished evaluation has left are deleted."""
@@ -316,13 +318,14 @@ class Run:
             return
         size, best = self.state_bytes or 0, self.coordinator.best
         coming = size * sum(len(each.keepers) for each in self.running)
-        landing = size * (len(self._events) + len(self._writing))
+        written = [each.allocation.evaluation.trial.id for _, _, each in self._writing]
+        writing = [trial_id for trial_id in written if self._is_wanted(trial_id)]
+        landing = size * (len(self._events) + len(writing))
         needed = {each.evaluation.trial.id for each in self.running}
         if best is not None:
             needed.add(best.allocation.evaluation.trial.id)
-        written = {each.allocation.evaluation.trial.id for _, _, each in self._writing}
         held = size * sum(self.remembered().get(trial_id, 0) for trial_id in needed)
-        filed = size * sum(len(self.disk.get(trial_id, ())) for trial_id in needed | written)
+        filed = size * sum(len(self.disk.get(trial_id, ())) for trial_id in needed.union(writing))
         self._allowed = max(self.budget, coming + held), max(self.budget, landing + filed)
         assert memory + coming <= self._allowed[0]
         assert disk + landing <= self._allowed[1]

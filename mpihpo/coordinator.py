@@ -28,12 +28,13 @@ from mpihpo.agenda import Agenda
 from mpihpo.allocation import (
     AllocationPolicy,
     AllocationSettings,
-    RankPool,
+    Lender,
+    Request,
     Topology,
     build_policy,
     keepers,
 )
-from mpihpo.errors import AllocationError, ExperimentError, InternalError
+from mpihpo.errors import ExperimentError, InternalError
 from mpihpo.holdings import Holdings, Promise
 from mpihpo.instructions import (
     COMPLETED,
@@ -48,15 +49,7 @@ from mpihpo.instructions import (
     Snapshot,
     Start,
 )
-from mpihpo.records import (
-    Allocation,
-    Ending,
-    Evaluation,
-    Objective,
-    Outcome,
-    Status,
-    best_outcome,
-)
+from mpihpo.records import Allocation, Ending, Evaluation, Objective, Outcome, Status, best_outcome
 from mpihpo.schedule import Propose, Scheduler, ScheduleSettings, build_scheduler
 
 if TYPE_CHECKING:
@@ -128,11 +121,10 @@ class Coordinator:
         times. No evaluation starts whose first epoch would end after ``deadline``, in seconds since
         the job's start. Kept states take up to ``state_bytes`` in memory and on the disk.
         """
-        self._make_policy = policy
-        self._policy = policy(len(training_ranks))
         self._topology = topology
         self._objective = objective
-        self._pool = RankPool(topology, training_ranks)
+        self._lender = Lender(policy, topology, training_ranks)
+        self._pool = self._lender.pool
         self._serial = self._rung = 0
         self._running: dict[int, Allocation] = {}
         self._holdings = Holdings(state_bytes)
@@ -141,14 +133,13 @@ class Coordinator:
         self._stop_reason: str | None = None
         self._due: list[Instruction] = []  # for the next time that instructions are given
         self._begun = self._done = False
-        self._t_last = self._busy_rank_seconds = self._rank_seconds = 0.0
         self._agenda = Agenda(
             searcher=searcher,
             scheduler=scheduler,
             seed=seed,
             retries=retries,
             deadline=deadline,
-            on_record=self._take_over,
+            on_record=lambda outcome: self._settle(outcome, self._holdings.taken_over),
             holdings=self._holdings,
         )
 
@@ -168,14 +159,13 @@ class Coordinator:
 
     def snapshot(self) -> Snapshot:
         """The present state for a display, at a cost of O(running evaluations)."""
-        elapsed = self._rank_seconds
         return Snapshot(
             rung=self._rung,
             running=tuple(self._running.values()),
             counts=self._agenda.counts,
-            busy_ranks=self._pool.size - self._pool.free,
+            busy_ranks=self._lender.busy,
             ranks=self._pool.size,
-            utilisation=self._busy_rank_seconds / elapsed if elapsed > 0 else 0.0,
+            utilisation=self._lender.utilisation,
             best=self._best,
         )
 
@@ -188,7 +178,7 @@ class Coordinator:
         if self._begun or self._done:
             raise InternalError("the coordinator was begun twice, or after its end")
         self._begun = True
-        self._t_last = now
+        self._lender.begin(now)
         return self._decide(now)
 
     def replay(self, history: History) -> None:
@@ -230,13 +220,13 @@ class Coordinator:
             raise InternalError(f"evaluation {serial} finished with the objective {value}")
         if outcome.ending is Ending.INTERRUPTED and self._stop_reason is None:
             raise InternalError(f"evaluation {serial} was interrupted, but nothing was stopped")
-        self._account(now)
+        self._lender.account(now)
         allocation = self._running.pop(serial)
         self._holdings.ends(allocation.evaluation.trial.id)
         gone = {*lost, *(rank for rank in allocation.ranks if rank not in self._pool)}
         self._pool.release(rank for rank in allocation.ranks if rank not in gone)
         if self._agenda.tell(outcome):
-            self._settle(allocation, outcome)
+            self._settle(outcome, self._holdings.keep)
         if gone:
             self._lose(gone)
         return self._decide(now)
@@ -247,7 +237,7 @@ class Coordinator:
         Raises:
             InternalError: One never trained.
         """
-        self._account(now)
+        self._lender.account(now)
         self._lose(ranks)
         return [] if self._done else self._decide(now)
 
@@ -259,9 +249,9 @@ class Coordinator:
         """
         if any(rank in allocation.ranks for allocation in self._running.values()):
             raise InternalError(f"rank {rank} is back, but its evaluation has not ended")
-        self._account(now)
+        self._lender.account(now)
         self._pool.readmit(rank)
-        self._rebuild_policy()
+        self._renew_policy()
         return [] if self._done else self._decide(now)
 
     def saved(self, trial_id: int, epoch: int, size: int | None) -> list[Instruction]:
@@ -275,17 +265,15 @@ class Coordinator:
         return [] if self._done else self._holdings.make_room(self._best_id)
 
     def _lose(self, ranks: Collection[int]) -> None:
-        before = self._pool.size
         for rank in ranks:
             self._pool.retire(rank)
         self._due += self._holdings.lose(ranks)
-        if self._pool.size < before:
-            self._rebuild_policy()
+        self._renew_policy()
 
-    def _rebuild_policy(self) -> None:
-        """For the ranks that there are now; too few of them end the job."""
+    def _renew_policy(self) -> None:
+        """For the ranks that there are now; with too few only what runs goes on, to its end."""
         try:
-            self._policy = self._make_policy(self._pool.size)
+            self._lender.renew_policy()
         except ExperimentError as error:
             if self._stop_reason is None and not self._agenda.scheduler.done:
                 self._stop_reason = TOO_FEW_RANKS
@@ -300,7 +288,7 @@ class Coordinator:
             return []
         if self._stop_reason is None:
             self._stop_reason = reason
-        self._account(now)
+        self._lender.account(now)
         return self._decide(now)
 
     def _decide(self, now: float) -> list[Instruction]:
@@ -341,41 +329,23 @@ class Coordinator:
         return [Notice(f"trial {trial_id}, the best one: its state after epoch {stop} is lost")]
 
     def _width(self, evaluation: Evaluation) -> int:
-        width = self._policy.width(evaluation)
-        if 1 <= width <= self._pool.size:
-            least = min(self._agenda.least_width(evaluation.trial.id), self._pool.size)
-            width = max(width, least)
-        else:
-            name, trial_id = type(self._policy).__name__, evaluation.trial.id
-            raise AllocationError(
-                f"{name} wants {width} of {self._pool.size} ranks for trial {trial_id}"
-            )
-        return width
+        return self._lender.width(self._request(evaluation))
 
-    def _share(self, batch: list[Evaluation], free: int) -> list[int]:
-        """Final widths: what the policy says, but not below what a trial needs."""
-        needed = [self._agenda.least_width(each.trial.id) > 1 for each in batch]
-        least = {i: self._width(batch[i]) for i, is_needed in enumerate(needed) if is_needed}
-        others = [each for i, each in enumerate(batch) if i not in least]
-        rest = iter(self._policy.share(others, free - sum(least.values())) if others else ())
-        return [least[i] if i in least else next(rest) for i in range(len(batch))]
+    def _request(self, evaluation: Evaluation) -> Request:
+        trial_id = evaluation.trial.id
+        least = self._agenda.least_width(trial_id)
+        return Request(evaluation, least, self._holdings.holders(trial_id))
 
     def _start(self, batch: list[Evaluation]) -> list[Start]:
-        batch = [self._startable(evaluation) for evaluation in batch]
-        free = self._pool.free
-        widths = self._share(batch, free)
-        if len(widths) != len(batch) or min(widths) < 1 or sum(widths) > free:
-            name = type(self._policy).__name__
-            raise AllocationError(f"{name} shares {free} free ranks among {len(batch)} as {widths}")
-        holders = [self._holdings.holders(evaluation.trial.id) for evaluation in batch]
-        placed = self._pool.take_all(list(zip(widths, holders, strict=True)))
+        requests = [self._request(self._startable(evaluation)) for evaluation in batch]
         starts = []
-        for evaluation, ranks, held_by in zip(batch, placed, holders, strict=True):
+        for request, ranks in zip(requests, self._lender.lend(requests), strict=True):
+            evaluation = request.evaluation
             allocation = Allocation(
                 serial=self._serial,
                 evaluation=evaluation,
                 ranks=ranks,
-                holders=held_by if evaluation.start else (),
+                holders=request.holders if evaluation.start else (),
                 keepers=keepers(ranks, self._topology),
             )
             self._running[allocation.serial] = allocation
@@ -397,19 +367,14 @@ class Coordinator:
             self._due.append(Notice(f"trial {trial_id}: {text}"))
         return replace(evaluation, start=first)
 
-    def _settle(self, allocation: Allocation, outcome: Outcome) -> None:
-        """Update who holds what after an outcome, and the best trial."""
-        trial_id = allocation.evaluation.trial.id
+    def _settle(
+        self, outcome: Outcome, take: Callable[[Outcome, Promise], list[Instruction]]
+    ) -> None:
+        """After an outcome: ``take`` says who holds the state now; and the best trial."""
+        evaluation = outcome.allocation.evaluation
+        trial_id, key = evaluation.trial.id, self._objective.key(outcome.objective)
         if outcome.ending is Ending.FINISHED:
-            self._due += self._holdings.keep(outcome, self._promise(outcome))
-            self._improve(outcome)
-        self._forget(trial_id)
-
-    def _take_over(self, outcome: Outcome) -> None:
-        """An outcome of an earlier job: its state is on the disk, in no rank's memory."""
-        trial_id = outcome.allocation.evaluation.trial.id
-        if outcome.ending is Ending.FINISHED:
-            self._due += self._holdings.taken_over(trial_id, self._promise(outcome))
+            self._due += take(outcome, (-evaluation.stop, key, trial_id))
             self._improve(outcome)
         self._forget(trial_id)
 
@@ -431,13 +396,3 @@ class Coordinator:
         if trial_id is None or trial_id == self._best_id or self._agenda.is_live(trial_id):
             return
         self._due += self._holdings.forget(trial_id)
-
-    def _promise(self, outcome: Outcome) -> Promise:
-        evaluation = outcome.allocation.evaluation
-        return -evaluation.stop, self._objective.key(outcome.objective), evaluation.trial.id
-
-    def _account(self, now: float) -> None:
-        seconds = max(0.0, now - self._t_last)
-        self._rank_seconds += self._pool.size * seconds
-        self._busy_rank_seconds += (self._pool.size - self._pool.free) * seconds
-        self._t_last = max(self._t_last, now)

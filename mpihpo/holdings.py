@@ -58,7 +58,7 @@ class _Ranking:
 
 
 class Holdings:
-    """Pure; no call but `lose` costs more than O(log n) for n trials that have not ended.
+    """Pure. All calls but `lose` cost O(log n) comparisons for n trials that have not ended.
 
     Args:
         budget_bytes: What all states may take together, in the memory of all ranks and, counted
@@ -118,8 +118,9 @@ class Holdings:
                 kept.writing[reached(outcome)] = size or 0
         return [Drop(trial_id, tuple(sorted(stale)))] if stale else []
 
-    def taken_over(self, trial_id: int, promise: Promise) -> list[Instruction]:
+    def taken_over(self, outcome: Outcome, promise: Promise) -> list[Instruction]:
         """A state that an earlier job saved is newer than what ranks hold of the trial."""
+        trial_id = outcome.allocation.evaluation.trial.id
         with self._changing(trial_id) as kept:
             kept.promise = promise
             ranks, kept.ranks = kept.ranks, ()

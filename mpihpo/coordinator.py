@@ -28,13 +28,14 @@ from mpihpo.agenda import Agenda
 from mpihpo.allocation import (
     AllocationPolicy,
     AllocationSettings,
-    RankPool,
+    Lender,
+    Request,
     Topology,
     build_policy,
     keepers,
 )
-from mpihpo.errors import AllocationError, ExperimentError, InternalError
-from mpihpo.holdings import Holdings
+from mpihpo.errors import ExperimentError, InternalError
+from mpihpo.holdings import Holdings, Promise
 from mpihpo.instructions import (
     COMPLETED,
     EVERY_TRIAL_FAILED,
@@ -48,15 +49,7 @@ from mpihpo.instructions import (
     Snapshot,
     Start,
 )
-from mpihpo.records import (
-    Allocation,
-    Ending,
-    Evaluation,
-    Objective,
-    Outcome,
-    Status,
-    best_outcome,
-)
+from mpihpo.records import Allocation, Ending, Evaluation, Objective, Outcome, Status, best_outcome
 from mpihpo.schedule import Propose, Scheduler, ScheduleSettings, build_scheduler
 
 if TYPE_CHECKING:
@@ -128,28 +121,25 @@ class Coordinator:
         times. No evaluation starts whose first epoch would end after ``deadline``, in seconds since
         the job's start. Kept states take up to ``state_bytes`` in memory and on the disk.
         """
-        self._make_policy = policy
-        self._policy = policy(len(training_ranks))
         self._topology = topology
         self._objective = objective
-        self._pool = RankPool(topology, training_ranks)
+        self._lender = Lender(policy, topology, training_ranks)
+        self._pool = self._lender.pool
         self._serial = self._rung = 0
         self._running: dict[int, Allocation] = {}
         self._holdings = Holdings(state_bytes)
-        self._values: dict[int, tuple[int, float]] = {}  # epochs and objective of live trials
         self._best: Outcome | None = None
         self._best_id: int | None = None
         self._stop_reason: str | None = None
         self._due: list[Instruction] = []  # for the next time that instructions are given
         self._begun = self._done = False
-        self._t_begin = self._t_last = self._busy_rank_seconds = 0.0
         self._agenda = Agenda(
             searcher=searcher,
             scheduler=scheduler,
             seed=seed,
             retries=retries,
             deadline=deadline,
-            on_record=self._take_over,
+            on_record=lambda outcome: self._settle(outcome, self._holdings.taken_over),
             holdings=self._holdings,
         )
 
@@ -169,14 +159,13 @@ class Coordinator:
 
     def snapshot(self) -> Snapshot:
         """The present state for a display, at a cost of O(running evaluations)."""
-        elapsed = (self._t_last - self._t_begin) * self._pool.size
         return Snapshot(
             rung=self._rung,
             running=tuple(self._running.values()),
             counts=self._agenda.counts,
-            busy_ranks=self._pool.size - self._pool.free,
+            busy_ranks=self._lender.busy,
             ranks=self._pool.size,
-            utilisation=self._busy_rank_seconds / elapsed if elapsed > 0 else 0.0,
+            utilisation=self._lender.utilisation,
             best=self._best,
         )
 
@@ -189,7 +178,7 @@ class Coordinator:
         if self._begun or self._done:
             raise InternalError("the coordinator was begun twice, or after its end")
         self._begun = True
-        self._t_begin = self._t_last = now
+        self._lender.begin(now)
         return self._decide(now)
 
     def replay(self, history: History) -> None:
@@ -214,7 +203,9 @@ class Coordinator:
     def tell(
         self, outcome: Outcome, now: float, *, lost: Collection[int] = ()
     ) -> list[Instruction]:
-        """Take an outcome, whose ranks are free again but for ``lost`` ones, and decide what next.
+        """Take an outcome, whose ranks are free again but for lost ones, and decide what next.
+
+        ``lost`` may name ranks that are known to be lost, and such as had no part in it.
 
         Raises:
             InternalError: No such evaluation is running, it finished without a finite objective,
@@ -229,49 +220,62 @@ class Coordinator:
             raise InternalError(f"evaluation {serial} finished with the objective {value}")
         if outcome.ending is Ending.INTERRUPTED and self._stop_reason is None:
             raise InternalError(f"evaluation {serial} was interrupted, but nothing was stopped")
-        self._account(now)
+        self._lender.account(now)
         allocation = self._running.pop(serial)
         self._holdings.ends(allocation.evaluation.trial.id)
-        self._pool.release(rank for rank in allocation.ranks if rank not in lost)
+        gone = {*lost, *(rank for rank in allocation.ranks if rank not in self._pool)}
+        self._pool.release(rank for rank in allocation.ranks if rank not in gone)
         if self._agenda.tell(outcome):
-            self._settle(allocation, outcome)
-        if lost:
-            self._lose(lost)
+            self._settle(outcome, self._holdings.keep)
+        if gone:
+            self._lose(gone)
         return self._decide(now)
 
     def lose(self, ranks: Collection[int], now: float) -> list[Instruction]:
-        """Ranks that had no evaluation are lost; decide what is next."""
-        self._account(now)
+        """Ranks are lost; decide what is next. Where one trains, the outcome is still to be told.
+
+        Raises:
+            InternalError: One never trained.
+        """
+        self._lender.account(now)
         self._lose(ranks)
-        return self._decide(now)
+        return [] if self._done else self._decide(now)
 
     def readmit(self, rank: int, now: float) -> list[Instruction]:
-        """A lost rank is back, and free; decide what is next."""
-        self._account(now)
-        self._pool.readmit(rank)
-        self._rebuild_policy()
-        return self._decide(now)
+        """A lost rank is back, and free; decide what is next.
 
-    def saved(self, trial_id: int, epoch: int, size: int) -> list[Instruction]:
-        """A trial's state after an epoch is on the disk, where it takes ``size`` bytes."""
+        Raises:
+            InternalError: It was not lost, or the evaluation that it was lost from still runs.
+        """
+        if any(rank in allocation.ranks for allocation in self._running.values()):
+            raise InternalError(f"rank {rank} is back, but its evaluation has not ended")
+        self._lender.account(now)
+        self._pool.readmit(rank)
+        self._renew_policy()
+        return [] if self._done else self._decide(now)
+
+    def saved(self, trial_id: int, epoch: int, size: int | None) -> list[Instruction]:
+        """A trial's state after an epoch is on the disk, where it takes ``size`` bytes.
+
+        To be told after the outcome; None says that it could not be written.
+        """
         if not self._agenda.is_live(trial_id) and trial_id != self._best_id:
             return []
         self._holdings.saved(trial_id, epoch, size)
-        self._holdings.outdated(trial_id, before=epoch)
-        return self._holdings.make_room(self._promise)
+        return [] if self._done else self._holdings.make_room(self._best_id)
 
     def _lose(self, ranks: Collection[int]) -> None:
         for rank in ranks:
             self._pool.retire(rank)
         self._due += self._holdings.lose(ranks)
-        self._rebuild_policy()
+        self._renew_policy()
 
-    def _rebuild_policy(self) -> None:
-        """For the ranks that there are now; too few of them end the job."""
+    def _renew_policy(self) -> None:
+        """For the ranks that there are now; with too few only what runs goes on, to its end."""
         try:
-            self._policy = self._make_policy(self._pool.size)
+            self._lender.renew_policy()
         except ExperimentError as error:
-            if self._stop_reason is None:
+            if self._stop_reason is None and not self._agenda.scheduler.done:
                 self._stop_reason = TOO_FEW_RANKS
                 self._due.append(Notice(f"nothing more is started: {TOO_FEW_RANKS}: {error}"))
 
@@ -284,7 +288,7 @@ class Coordinator:
             return []
         if self._stop_reason is None:
             self._stop_reason = reason
-        self._account(now)
+        self._lender.account(now)
         return self._decide(now)
 
     def _decide(self, now: float) -> list[Instruction]:
@@ -297,7 +301,7 @@ class Coordinator:
         # Asking can close a rung too: that of a searcher that turns out to be exhausted.
         instructions = self._close_rungs()
         started = self._start(batch) if batch else []
-        self._due += self._holdings.make_room(self._promise)
+        self._due += self._holdings.make_room(self._best_id)
         instructions += [*self._due, *started]
         self._due = []
         if self._running:
@@ -310,49 +314,38 @@ class Coordinator:
             name = type(self._agenda.scheduler).__name__
             raise InternalError(f"{name} is not done, but nothing runs and nothing starts")
         self._done = True
-        if self._best_id is not None:
-            # After a resume the state may be on the disk only, where any rank can read it.
-            ranks = (*self._holdings.holders(self._best_id), *self._pool.ranks)
-            if ranks:
-                instructions.append(Save(self._best_id, ranks[0]))
+        if self._best is not None:
+            instructions += self._save(self._best)
         return [*instructions, Finish(reason)]
 
-    def _width(self, evaluation: Evaluation) -> int:
-        width = self._policy.width(evaluation)
-        if 1 <= width <= self._pool.size:
-            least = min(self._agenda.least_width(evaluation.trial.id), self._pool.size)
-            width = max(width, least)
-        else:
-            name, trial_id = type(self._policy).__name__, evaluation.trial.id
-            raise AllocationError(
-                f"{name} wants {width} of {self._pool.size} ranks for trial {trial_id}"
-            )
-        return width
+    def _save(self, best: Outcome) -> list[Instruction]:
+        evaluation = best.allocation.evaluation
+        trial_id, stop = evaluation.trial.id, evaluation.stop
+        ranks = self._holdings.holders(trial_id)
+        if not ranks and self._holdings.newest_saved(trial_id, stop) == stop:
+            ranks = self._pool.ranks  # on the disk only, where any rank can read it
+        if ranks:
+            return [Save(trial_id, ranks[0])]
+        return [Notice(f"trial {trial_id}, the best one: its state after epoch {stop} is lost")]
 
-    def _share(self, batch: list[Evaluation], free: int) -> list[int]:
-        """Final widths: what the policy says, but not below what a trial needs."""
-        needed = [self._agenda.least_width(each.trial.id) > 1 for each in batch]
-        least = {i: self._width(batch[i]) for i, is_needed in enumerate(needed) if is_needed}
-        others = [each for i, each in enumerate(batch) if i not in least]
-        rest = iter(self._policy.share(others, free - sum(least.values())) if others else ())
-        return [least[i] if i in least else next(rest) for i in range(len(batch))]
+    def _width(self, evaluation: Evaluation) -> int:
+        return self._lender.width(self._request(evaluation))
+
+    def _request(self, evaluation: Evaluation) -> Request:
+        trial_id = evaluation.trial.id
+        least = self._agenda.least_width(trial_id)
+        return Request(evaluation, least, self._holdings.holders(trial_id))
 
     def _start(self, batch: list[Evaluation]) -> list[Start]:
-        batch = [self._startable(evaluation) for evaluation in batch]
-        free = self._pool.free
-        widths = self._share(batch, free)
-        if len(widths) != len(batch) or min(widths) < 1 or sum(widths) > free:
-            name = type(self._policy).__name__
-            raise AllocationError(f"{name} shares {free} free ranks among {len(batch)} as {widths}")
-        holders = [self._holdings.holders(evaluation.trial.id) for evaluation in batch]
-        placed = self._pool.take_all(list(zip(widths, holders, strict=True)))
+        requests = [self._request(self._startable(evaluation)) for evaluation in batch]
         starts = []
-        for evaluation, ranks, held_by in zip(batch, placed, holders, strict=True):
+        for request, ranks in zip(requests, self._lender.lend(requests), strict=True):
+            evaluation = request.evaluation
             allocation = Allocation(
                 serial=self._serial,
                 evaluation=evaluation,
                 ranks=ranks,
-                holders=held_by if evaluation.start else (),
+                holders=request.holders if evaluation.start else (),
                 keepers=keepers(ranks, self._topology),
             )
             self._running[allocation.serial] = allocation
@@ -374,30 +367,22 @@ class Coordinator:
             self._due.append(Notice(f"trial {trial_id}: {text}"))
         return replace(evaluation, start=first)
 
-    def _settle(self, allocation: Allocation, outcome: Outcome) -> None:
-        """Update who holds what after an outcome, and the best trial."""
-        trial_id = allocation.evaluation.trial.id
+    def _settle(
+        self, outcome: Outcome, take: Callable[[Outcome, Promise], list[Instruction]]
+    ) -> None:
+        """After an outcome: ``take`` says who holds the state now; and the best trial."""
+        evaluation = outcome.allocation.evaluation
+        trial_id, key = evaluation.trial.id, self._objective.key(outcome.objective)
         if outcome.ending is Ending.FINISHED:
-            self._due += self._holdings.keep(outcome)
-            self._improve(outcome)
-        self._forget(trial_id)
-
-    def _take_over(self, outcome: Outcome) -> None:
-        """An outcome of an earlier job: its state is on the disk, in no rank's memory."""
-        trial_id = outcome.allocation.evaluation.trial.id
-        if outcome.ending is Ending.FINISHED:
-            self._due += self._holdings.taken_over(trial_id)
+            self._due += take(outcome, (-evaluation.stop, key, trial_id))
             self._improve(outcome)
         self._forget(trial_id)
 
     def _improve(self, outcome: Outcome) -> None:
-        evaluation = outcome.allocation.evaluation
-        key = self._objective.key(outcome.objective)
-        self._values[evaluation.trial.id] = (-evaluation.stop, key)
         rivals = [outcome] if self._best is None else [self._best, outcome]
         self._best = best_outcome(rivals, self._objective)
         if self._best is outcome:
-            beaten, self._best_id = self._best_id, evaluation.trial.id
+            beaten, self._best_id = self._best_id, outcome.allocation.evaluation.trial.id
             self._forget(beaten)
 
     def _close_rungs(self) -> list[Instruction]:
@@ -410,16 +395,4 @@ class Coordinator:
         """Drop the state of a trial that has ended, unless it is the best one."""
         if trial_id is None or trial_id == self._best_id or self._agenda.is_live(trial_id):
             return
-        self._values.pop(trial_id, None)
         self._due += self._holdings.forget(trial_id)
-
-    def _promise(self, trial_id: int) -> tuple[int, float, int] | None:
-        """A sort key as of ``best_outcome``; None for the best trial: its state is the result."""
-        if trial_id == self._best_id:
-            return None
-        return (*self._values.get(trial_id, (0, math.inf)), trial_id)
-
-    def _account(self, now: float) -> None:
-        busy = self._pool.size - self._pool.free
-        self._busy_rank_seconds += busy * max(0.0, now - self._t_last)
-        self._t_last = max(self._t_last, now)

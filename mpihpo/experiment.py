@@ -15,7 +15,7 @@ from typing import Any
 
 from mpihpo.allocation import AllocationSettings, build_policy
 from mpihpo.errors import ExperimentError
-from mpihpo.limits import Limits, parse_duration
+from mpihpo.limits import Limits
 from mpihpo.records import Objective
 from mpihpo.schedule import ScheduleSettings
 from mpihpo.search import SearchSettings
@@ -37,7 +37,6 @@ __all__ = [
     "Limits",
     "load_experiment",
     "load_train",
-    "parse_duration",
 ]
 
 _DEEPEST = 50

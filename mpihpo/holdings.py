@@ -2,31 +2,63 @@
 
 The states of parked trials are what a job carries along. Each lies in the memory of its keepers
 and, where there is a run folder, in a file. When they grow beyond ``limits.state_bytes``, the least
-promising go first: second copies before only ones, then by epochs trained and by objective. A trial
-whose state is gone can still be promoted: it trains again from an earlier epoch.
+promising go first, second copies before only ones. A trial whose state is gone can still be
+promoted: it trains again from an earlier epoch.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
+import math
+from bisect import bisect_left, insort
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 
 from mpihpo.instructions import Drop, Instruction, Notice
 from mpihpo.records import Outcome, reached
+
+Promise = tuple[int, float, int]
+"""Sorts trials as ``records.best_outcome`` does: minus the epochs trained, key of the objective,
+id."""
 
 _UNITS = ("bytes", "kB", "MB", "GB", "TB")
 
 
 @dataclass(slots=True)
-class _Held:
-    """One trial's state in the memory of its keepers."""
+class _Kept:
+    """What there is of one trial's state."""
 
-    ranks: tuple[int, ...]
-    size: int
+    promise: Promise
+    ranks: tuple[int, ...] = ()
+    size: int = 0
+    """Of one copy, in bytes; stays when the copies go."""
+    files: dict[int, int] = field(default_factory=dict)
+    """Epoch to size, of what is on the disk."""
+    writing: dict[int, int] = field(default_factory=dict)
+    """The same, of what is on its way to the disk if there is one."""
+
+
+class _Ranking:
+    """Trials in the order of their promise; finding the last costs O(1), the rest O(log n)."""
+
+    __slots__ = ("_promises",)
+
+    def __init__(self) -> None:
+        self._promises: list[Promise] = []
+
+    def add(self, promise: Promise) -> None:
+        insort(self._promises, promise)
+
+    def remove(self, promise: Promise) -> None:
+        del self._promises[bisect_left(self._promises, promise)]
+
+    def last(self, but: int | None) -> int | None:
+        """The least promising trial other than ``but``."""
+        return next((each[-1] for each in reversed(self._promises) if each[-1] != but), None)
 
 
 class Holdings:
-    """Pure. Sizes are in bytes, of one copy of a state.
+    """Pure. All calls but `lose` cost O(log n) comparisons for n trials that have not ended.
 
     Args:
         budget_bytes: What all states may take together, in the memory of all ranks and, counted
@@ -34,26 +66,24 @@ class Holdings:
     """
 
     def __init__(self, budget_bytes: int | None = None) -> None:
-        self._budget = budget_bytes
-        self._held: dict[int, _Held] = {}
-        self._saved: dict[int, dict[int, int]] = {}  # trial to epoch to size, on the disk
+        self._budget = math.inf if budget_bytes is None else budget_bytes
+        self._kept: dict[int, _Kept] = {}
+        self._running: dict[int, int] = {}  # to how many keepers
+        # Bytes that are there and those that running evaluations will leave; of these the ones
+        # whose size nobody knows yet are counted apart, and taken for as large as the largest.
         self._in_memory = self._on_disk = 0
-        self._expected: dict[int, tuple[int, int]] = {}  # of running trials: in memory, on the disk
-        self._coming_memory = self._coming_disk = 0
-        self._largest = 0
-
-    def __contains__(self, trial_id: int) -> bool:
-        """Whether a trial has left anything that is to be dropped at its end."""
-        return trial_id in self._held or trial_id in self._saved
+        self._unknown_in_memory = self._unknown_on_disk = self._largest = 0
+        self._with_copies, self._with_memory, self._with_files = (_Ranking() for _ in range(3))
 
     def holders(self, trial_id: int) -> tuple[int, ...]:
         """World ranks that hold the trial's newest state in memory."""
-        held = self._held.get(trial_id)
-        return () if held is None else held.ranks
+        kept = self._kept.get(trial_id)
+        return () if kept is None else kept.ranks
 
     def newest_saved(self, trial_id: int, epoch: int) -> int:
         """The newest epoch up to ``epoch`` from which the disk lets the trial go on; 0 for none."""
-        return max((each for each in self._saved.get(trial_id, ()) if each <= epoch), default=0)
+        kept = self._kept.get(trial_id)
+        return max((each for each in kept.files if each <= epoch), default=0) if kept else 0
 
     # What comes and goes.
 
@@ -63,155 +93,158 @@ class Holdings:
             for epoch, size in epochs.items():
                 self.saved(trial_id, epoch, size)
 
-    def keep(self, outcome: Outcome) -> list[Instruction]:
+    def starts(self, trial_id: int, keepers: int) -> None:
+        """An evaluation starts that will leave its state to ``keepers`` ranks and to the disk."""
+        self._count(trial_id, -1)
+        self._running[trial_id] = keepers
+        self._count(trial_id, 1)
+
+    def ends(self, trial_id: int) -> None:
+        """The evaluation that was said to start has ended, however."""
+        self._count(trial_id, -1)
+        self._running.pop(trial_id, None)
+        self._count(trial_id, 1)
+
+    def keep(self, outcome: Outcome, promise: Promise) -> list[Instruction]:
         """The keepers of a finished evaluation hold its state; who held an older one drops it."""
         allocation, size = outcome.allocation, outcome.state_bytes
         trial_id = allocation.evaluation.trial.id
-        stale = set(self.holders(trial_id)).difference(allocation.keepers)
-        self._put(trial_id, allocation.keepers, size or 0)
-        if size == 0:  # nothing attached: it can go on from here whoever is lost
-            self.saved(trial_id, reached(outcome), 0)
+        with self._changing(trial_id) as kept:
+            stale = set(kept.ranks).difference(allocation.keepers)
+            kept.ranks, kept.size, kept.promise = allocation.keepers, size or 0, promise
+            if size == 0:  # nothing attached: it can go on from here whoever is lost
+                kept.files[reached(outcome)] = 0
+            else:
+                kept.writing[reached(outcome)] = size or 0
         return [Drop(trial_id, tuple(sorted(stale)))] if stale else []
 
-    def saved(self, trial_id: int, epoch: int, size: int) -> None:
-        """A state is on the disk."""
-        epochs = self._saved.setdefault(trial_id, {})
-        self._on_disk += size - epochs.get(epoch, 0)
-        epochs[epoch] = size
-        self._largest = max(self._largest, size)
+    def taken_over(self, outcome: Outcome, promise: Promise) -> list[Instruction]:
+        """A state that an earlier job saved is newer than what ranks hold of the trial."""
+        trial_id = outcome.allocation.evaluation.trial.id
+        with self._changing(trial_id) as kept:
+            kept.promise = promise
+            ranks, kept.ranks = kept.ranks, ()
+        return [Drop(trial_id, ranks)] if ranks else []
 
-    def outdated(self, trial_id: int, before: int) -> None:
-        """States of earlier epochs are deleted, now that there is one of epoch ``before``."""
-        for epoch in [each for each in self._saved.get(trial_id, ()) if each < before]:
-            self._on_disk -= self._saved[trial_id].pop(epoch)
+    def saved(self, trial_id: int, epoch: int, size: int | None) -> None:
+        """A state is on the disk, and older ones than the newest needed are deleted.
+
+        Args:
+            trial_id: A trial that has not ended, or the best one.
+            epoch: After which the state was saved.
+            size: Of the file; None: it could not be written.
+        """
+        with self._changing(trial_id) as kept:
+            kept.writing.pop(epoch, None)
+            if size is not None:
+                kept.files[epoch] = size
+                kept.size = kept.size or size
+            # Word of an older state may come late; of a trial whose lower rungs an earlier job
+            # lost there may be states that will be needed only later.
+            trained = -kept.promise[0]
+            newest = max((each for each in kept.files if each <= trained), default=0)
+            kept.files = {each: kept.files[each] for each in kept.files if each >= newest}
 
     def unreadable(self, trial_id: int, epoch: int) -> None:
         """A state on the disk turned out to be damaged or gone."""
-        self._on_disk -= self._saved.get(trial_id, {}).pop(epoch, 0)
+        with self._changing(trial_id) as kept:
+            kept.files.pop(epoch, None)
 
     def forget(self, trial_id: int) -> list[Instruction]:
         """Drop everything that a trial left that has ended."""
-        if trial_id not in self:
+        if trial_id not in self._kept:
             return []
-        ranks = self.holders(trial_id)
-        self._put(trial_id, (), 0)
-        for size in self._saved.pop(trial_id, {}).values():
-            self._on_disk -= size
-        return [Drop(trial_id, ranks, has_ended=True)]
-
-    def taken_over(self, trial_id: int) -> list[Instruction]:
-        """A state that an earlier job saved is newer than what ranks hold of the trial."""
-        ranks = self.holders(trial_id)
-        self._put(trial_id, (), 0)
-        self._saved.setdefault(trial_id, {})
-        return [Drop(trial_id, ranks)] if ranks else []
+        self._count(trial_id, -1)
+        return [Drop(trial_id, self._kept.pop(trial_id).ranks, has_ended=True)]
 
     def lose(self, ranks: Collection[int]) -> list[Instruction]:
         """Ranks are lost, and what they hold; should one come back, it finds what to drop."""
         instructions: list[Instruction] = []
-        for trial_id, held in list(self._held.items()):
+        for trial_id, held in self._kept.items():
             lost = tuple(rank for rank in held.ranks if rank in ranks)
             if lost:
-                left = tuple(rank for rank in held.ranks if rank not in ranks)
-                self._put(trial_id, left, held.size)
-                self._saved.setdefault(trial_id, {})
+                with self._changing(trial_id) as kept:
+                    kept.ranks = tuple(rank for rank in kept.ranks if rank not in lost)
                 instructions.append(Drop(trial_id, lost))
         return instructions
 
-    def _put(self, trial_id: int, ranks: tuple[int, ...], size: int) -> None:
-        old = self._held.pop(trial_id, None)
-        if old is not None:
-            self._in_memory -= old.size * len(old.ranks)
-        if ranks:
-            self._held[trial_id] = _Held(ranks, size)
-            self._in_memory += size * len(ranks)
-            self._largest = max(self._largest, size)
-
     # The budget.
 
-    def starts(self, trial_id: int, keepers: int) -> None:
-        """An evaluation starts that will end with a state in the memory of ``keepers`` ranks.
-
-        Its size is that of the trial's present one, or else of the largest state so far.
-        """
-        held = self._held.get(trial_id)
-        size = held.size if held is not None else self._largest
-        self._expected[trial_id] = (size * keepers, size)
-        self._coming_memory += size * keepers
-        self._coming_disk += size
-
-    def ends(self, trial_id: int) -> None:
-        """The evaluation that was said to start has ended, however."""
-        memory, disk = self._expected.pop(trial_id, (0, 0))
-        self._coming_memory -= memory
-        self._coming_disk -= disk
-
-    def make_room(self, promise: Callable[[int], object]) -> list[Instruction]:
+    def make_room(self, best: int | None) -> list[Instruction]:
         """Drop what is over the budget, with what the running evaluations will leave.
 
-        Args:
-            promise: A sort key by trial, the most promising first; None for a trial whose state
-                must stay.
+        States that running evaluations may need stay, and that of the trial ``best``: the result.
         """
-        if self._budget is None:
-            return []
-        over_memory = self._in_memory + self._coming_memory > self._budget
-        over_disk = self._on_disk + self._coming_disk > self._budget
-        if not over_memory and not over_disk:
-            return []
-        holding = self._held.keys() | self._saved.keys()
-        ranked = {trial_id: promise(trial_id) for trial_id in holding}
-        movable = [
-            trial_id
-            for trial_id, key in ranked.items()
-            if key is not None and trial_id not in self._expected
-        ]
-        movable.sort(key=ranked.__getitem__, reverse=True)  # type: ignore[arg-type]
-        return [*self._evict_copies(movable), *self._evict_files(movable)]
-
-    def _evict_copies(self, movable: Iterable[int]) -> list[Instruction]:
         instructions: list[Instruction] = []
-        order = list(movable)
-        for left in (1, 0):  # second copies, then only ones
-            for trial_id in order:
-                held = self._held.get(trial_id)
-                if self._in_memory + self._coming_memory <= (self._budget or 0):
-                    return instructions
-                if held is None or len(held.ranks) <= left or not held.size:
-                    continue
-                dropped = held.ranks[left:]
-                self._put(trial_id, held.ranks[:left], held.size)
-                self._saved.setdefault(trial_id, {})
+        for ranking, left in ((self._with_copies, 1), (self._with_memory, 0)):
+            while self._is_memory_over and (trial_id := ranking.last(but=best)) is not None:
+                with self._changing(trial_id) as kept:
+                    dropped, kept.ranks = kept.ranks[left:], kept.ranks[:left]
                 what = "the second copy of its state" if left else "its state in memory"
-                instructions += [Drop(trial_id, dropped), self._told(trial_id, what, held.size)]
-        return instructions
-
-    def _evict_files(self, movable: Iterable[int]) -> list[Instruction]:
-        instructions: list[Instruction] = []
-        for trial_id in movable:
-            if self._on_disk + self._coming_disk <= (self._budget or 0):
-                break
-            size = sum(self._saved.get(trial_id, {}).values())
-            if not size:
-                continue
-            self._saved[trial_id] = {}
-            self._on_disk -= size
+                instructions += [Drop(trial_id, dropped), self._told(trial_id, what, kept.size)]
+        while self._is_disk_over and (trial_id := self._with_files.last(but=best)) is not None:
+            with self._changing(trial_id) as kept:
+                size = sum(kept.files.values())
+                kept.files = {}
+            what = "its state on the disk"
             instructions += [
                 Drop(trial_id, (), from_disk=True),
-                self._told(trial_id, "its state on the disk", size),
+                self._told(trial_id, what, size),
             ]
         return instructions
 
+    @property
+    def _is_memory_over(self) -> bool:
+        return self._in_memory + self._unknown_in_memory * self._largest > self._budget
+
+    @property
+    def _is_disk_over(self) -> bool:
+        return self._on_disk + self._unknown_on_disk * self._largest > self._budget
+
+    @contextmanager
+    def _changing(self, trial_id: int) -> Iterator[_Kept]:
+        """What is kept of a trial, to be changed."""
+        self._count(trial_id, -1)
+        kept = self._kept.get(trial_id)
+        if kept is None:
+            kept = self._kept[trial_id] = _Kept((0, math.inf, trial_id))
+        yield kept
+        self._largest = max(self._largest, kept.size, *kept.files.values())
+        self._count(trial_id, 1)
+
+    def _count(self, trial_id: int, sign: int) -> None:
+        """Put a trial into the sums and the rankings, or take it out of them (``sign`` -1)."""
+        kept, keepers = self._kept.get(trial_id), self._running.get(trial_id)
+        if keepers is not None:
+            size = 0 if kept is None else kept.size
+            self._in_memory += sign * size * keepers
+            self._on_disk += sign * size
+            self._unknown_in_memory += 0 if size else sign * keepers
+            self._unknown_on_disk += 0 if size else sign
+        if kept is None:
+            return
+        filed = sum(kept.files.values())
+        self._in_memory += sign * kept.size * len(kept.ranks)
+        self._on_disk += sign * (filed + sum(kept.writing.values()))
+        if keepers is not None:
+            return
+        for ranking, has_any in (
+            (self._with_copies, kept.size and len(kept.ranks) > 1),
+            (self._with_memory, kept.size and kept.ranks),
+            (self._with_files, filed and not kept.writing),
+        ):
+            if has_any:
+                (ranking.add if sign > 0 else ranking.remove)(kept.promise)
+
     def _told(self, trial_id: int, what: str, size: int) -> Notice:
-        limit = _readable(self._budget or 0)
         return Notice(
             f"trial {trial_id}: {what} of {_readable(size)} is dropped, as the least promising "
-            f"one, to stay within limits.state_bytes: {limit}"
+            f"one, to stay within limits.state_bytes: {_readable(self._budget)}"
         )
 
 
-def _readable(size: int) -> str:
-    amount, unit = float(size), 0
-    while amount >= 1000 and unit < len(_UNITS) - 1:
-        amount, unit = amount / 1000, unit + 1
-    return f"{amount:.3g} {_UNITS[unit]}"
+def _readable(size: float) -> str:
+    unit = 0
+    while size >= 1000 and unit < len(_UNITS) - 1:
+        size, unit = size / 1000, unit + 1
+    return f"{size:.3g} {_UNITS[unit]}"

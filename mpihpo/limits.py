@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
@@ -97,7 +98,7 @@ def parse_duration(value: object, where: str) -> float:
         if match:
             parts = match.groupdict()
             seconds = sum(float(parts[unit] or 0) * _SECONDS[unit] for unit in parts)
-    if seconds is None or seconds <= 0:
+    if seconds is None or not 0 < seconds < math.inf:
         expected = "expected seconds, or text such as 90s, 1h30m, 02:00:00 or 1-12:00:00"
         raise ExperimentError(where, f"{show(value)} is not possible; {expected}")
     return float(seconds)
@@ -113,7 +114,7 @@ def parse_size(value: object, where: str) -> int:
     if number is None and isinstance(value, str):
         match = _SIZE.fullmatch(value.replace(" ", ""))
         number = float(match[1]) * _BYTES[match[2]] if match else None
-    if number is None or number < 1:
+    if number is None or not 1 <= number < math.inf:
         expected = "expected bytes, or text such as 500MB, 1.5TB or 64GiB"
         raise ExperimentError(where, f"{show(value)} is not possible; {expected}")
     return int(number)

@@ -69,19 +69,25 @@ class RankPool:
         """Number of training ranks, free or not."""
         return len(self._position)
 
+    def __contains__(self, rank: int) -> bool:
+        """Whether a rank trains, free or not, and is not lost."""
+        return rank in self._position
+
     @property
     def ranks(self) -> tuple[int, ...]:
         """The training ranks, free or not, in ascending order."""
         return tuple(sorted(self._position))
 
     def retire(self, rank: int) -> None:
-        """A rank is lost: it counts no more and is not given away; one that is taken stays so.
+        """A rank is lost, maybe not for the first time: it counts no more and is not given away.
 
         Raises:
-            InternalError: It does not train.
+            InternalError: It never trained.
         """
+        if rank in self._retired:
+            return
         if rank not in self._position:
-            raise InternalError(f"rank {rank} is lost but did not train")
+            raise InternalError(f"rank {rank} is lost but never trained")
         if self.is_free(rank):
             self._remove(rank)
         self._retired[rank] = self._position.pop(rank)

@@ -8,7 +8,6 @@ import pytest
 
 from mpihpo.allocation.pace import Pace
 from mpihpo.history import History
-from mpihpo.instructions import Notice
 from mpihpo.records import Allocation, Ending, Evaluation, Outcome, Report, Status
 from tests.unit.virtual_clock import ListSearcher, Run, ended, evaluation, make, sizes, trial, unit
 
@@ -34,10 +33,6 @@ def failing(
 
 def of_trial(run: Run, trial_id: int) -> list[Allocation]:
     return [start for start in run.starts if start.evaluation.trial.id == trial_id]
-
-
-def notices(run: Run) -> list[str]:
-    return [entry.text for entry in run.log if isinstance(entry, Notice)]
 
 
 @pytest.mark.parametrize(("retries", "failures"), [(0, 1), (1, 1), (1, 2), (3, 3), (3, 4)])
@@ -134,18 +129,14 @@ def test_a_lost_state_takes_the_trial_to_an_earlier_epoch_and_says_so():
     (start,) = of_trial(run, 0)
     assert (start.evaluation.start, start.evaluation.stop, start.evaluation.rung) == (3, 8, 1)
     assert start.holders == ()
-    assert notices(run) == [
-        "trial 0: its state after epoch 4 is lost; it trains again from epoch 4"
-    ]
+    assert run.notices == ["trial 0: its state after epoch 4 is lost; it trains again from epoch 4"]
 
 
 def test_a_trial_without_any_state_starts_from_scratch_and_says_so():
     run = resumed({}).drive()
     (start,) = of_trial(run, 0)
     assert start.evaluation.start == 0
-    assert notices(run) == [
-        "trial 0: its state after epoch 4 is lost; it trains again from epoch 1"
-    ]
+    assert run.notices == ["trial 0: its state after epoch 4 is lost; it trains again from epoch 1"]
 
 
 def test_an_unreadable_state_is_no_failure_of_the_trial():
@@ -160,7 +151,7 @@ def test_an_unreadable_state_is_no_failure_of_the_trial():
     run.drive()
     assert starts == [4, 3, 2]
     assert run.coordinator.status(0) is Status.COMPLETED
-    assert len(notices(run)) == 2
+    assert len(run.notices) == 2
     assert run.reason == "completed"
 
 
@@ -175,6 +166,36 @@ def test_an_error_of_this_name_from_elsewhere_is_a_failure(saved: frozenset[int]
     fresh = Run(make(1, retries=1, **ONE_RUNG), lambda work: "CheckpointError").drive()
     assert len(fresh.starts) == 2
     assert fresh.reason == "every trial failed"
+
+
+@pytest.mark.parametrize(
+    ("kinds", "attempts", "is_failed"),
+    [
+        (["RankLost"], 2, False),
+        (["RankLost", "RankLost"], 2, True),
+        (["RankLost", "ValueError"], 2, True),
+        (["ValueError", "RankLost"], 1, True),
+    ],
+)
+@pytest.mark.parametrize("retries", [0, 1])
+def test_the_first_lost_rank_is_no_failure_of_the_trial(
+    kinds: list[str], attempts: int, is_failed: bool, retries: int
+):
+    left = ["ValueError"] * retries + kinds
+
+    def value(work: Evaluation) -> float | str:
+        return left.pop(0) if left and work.trial.id == 0 else 1.0
+
+    run = Run(make(2, world=1, retries=retries, **ONE_RUNG), value).drive()
+    assert len(of_trial(run, 0)) == attempts + retries
+    assert run.coordinator.status(0) is (Status.FAILED if is_failed else Status.COMPLETED)
+
+
+def test_a_lost_rank_is_forgiven_once_per_trial_and_not_per_rung():
+    value = failing((1, 0, "RankLost"), (1, 1, "RankLost"))
+    run = Run(make(4), value).drive()
+    assert [start.evaluation.rung for start in of_trial(run, 1)] == [0, 0, 1]
+    assert run.coordinator.status(1) is Status.FAILED
 
 
 def test_holders_in_memory_make_it_a_failure():

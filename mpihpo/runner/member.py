@@ -259,7 +259,7 @@ class Member:
         """Note a failure of this rank and tell the other members; local."""
         self._failed_at = time.time()
         if isinstance(error, KeyboardInterrupt):
-            self._agent.signal("KeyboardInterrupt")
+            self._agent.signal("SIGINT")
         cause = self._cause(error)
         self._is_consequence = cause is not None
         if cause is not None:

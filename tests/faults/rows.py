@@ -13,7 +13,9 @@ from tests.system.experiments import Finished
 REUSED = "ranks reused"
 """Measured from the fault until all ranks of the trial had entered their next evaluation."""
 ENDED = "job ended"
-"""Measured from the fault, or where the fault is there before, from the start of the job."""
+"""Measured from the fault until no process was left."""
+WHOLE = "whole job"
+"""Measured from the start of the job: its fault is there before."""
 
 ANY, NOT_0 = "any", "not 0"
 """Exit statuses of a play, beside numbers."""
@@ -65,7 +67,7 @@ class TrialFault:
     """How many of the trial's ranks never come back, or die."""
     widens: bool = False
     """Whether the trial is tried again on more ranks."""
-    seconds: float = 5.0
+    seconds: float = 10.0
     """At most, from the fault until its ranks have entered their next evaluation."""
     mpis: tuple[str, ...] = ("mpich", "openmpi")
 
@@ -84,7 +86,8 @@ class Play:
     """None: the row's."""
     sections: Mapping[str, Any] = field(default_factory=dict)
     """Of the experiment, where they differ from the row's."""
-    env: Mapping[str, str | None] = field(default_factory=dict)
+    env: Callable[[Path], Mapping[str, str]] = lambda folder: {}
+    """More environment variables, given the experiment's folder."""
     before: Callable[[Path], None] | None = None
     """What is done to the experiment's folder first."""
     act: Act | None = None
@@ -115,6 +118,8 @@ class JobFault:
     """Whether the first play finds what `running.INTERRUPTED` left."""
     same: bool = False
     """Whether in the end the results must be those of a job that nothing disturbs."""
+    forgets: bool = False
+    """Whether outcomes are lost, so that their evaluations are done again."""
     same_sections: Mapping[str, Any] = field(default_factory=dict)
     """What that job's experiment has instead of the row's sections."""
     program: tuple[str, ...] | None = None

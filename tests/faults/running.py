@@ -20,6 +20,7 @@ from tests.faults.rows import (
     Measured,
     Play,
     Row,
+    WHOLE,
     TrialFault,
     TrialJob,
 )
@@ -184,16 +185,16 @@ class Player:
         if row.same:
             sections = {**JOB_SECTIONS, **row.sections, **row.same_sections}
             expected = self._once("alone", repr(sections), make=lambda: self._alone(sections))
-            check_same(folder, expected)
-        seconds, result = played[row.measured]
+            check_same(folder, expected, is_whole=not row.forgets)
+        seconds, until, _ = played[row.measured]
         return Measured(
             row=row,
             mpi=mpi.name,
             ranks=str(row.ranks),
-            status=", ".join(str(result.rc) for _, result in played),
+            status=", ".join(str(result.rc) for *_, result in played),
             outcome=row.outcome,
             seconds=seconds,
-            until=ENDED,
+            until=until,
         )
 
     def _interrupted(self, mpi: Mpi) -> Path:
@@ -211,14 +212,14 @@ class Player:
 
     def _play_one(
         self, play: Play, row: JobFault, mpi: Mpi, folder: Path
-    ) -> tuple[float, Result]:
-        """Start the program once; returns the seconds from the fault to the end."""
+    ) -> tuple[float, str, Result]:
+        """Start the program once; returns the seconds to its end, and what they count from."""
         if play.before is not None:
             play.before(folder)
         before = len(marks.read(folder / MARKS))
         arguments = self._arguments(play, row, folder)
         ranks, began = play.ranks or row.ranks, time.time()
-        with start_ranks(mpi, ranks, arguments, env=play.env, cwd=folder) as job:
+        with start_ranks(mpi, ranks, arguments, env=play.env(folder), cwd=folder) as job:
             if play.act is not None:
                 wait_for_fault(job, folder, before)
                 began = time.time()
@@ -229,13 +230,15 @@ class Player:
         noted = marks.read(folder / MARKS)[before:]
         faults = [mark["time"] for mark in noted if mark["what"] == "fault"]
         seconds = ended - (faults[0] if faults else began)
+        until = ENDED if faults else WHOLE
         check_play(play, result, folder, seconds)
         if result.rc == 75:
             check_left_together(noted, result)
-        return seconds, result
+        return seconds, until, result
 
     def _arguments(self, play: Play, row: JobFault, folder: Path) -> list[str]:
-        sections = {**JOB_SECTIONS, **row.sections, **play.sections}
+        earlier = INTERRUPTED.sections if row.after_interruption else {}
+        sections = {**JOB_SECTIONS, **earlier, **row.sections, **play.sections}
         given = sections.pop("arguments", {})
         arguments = {"seconds": 0.1, "faults": {}, "marks": MARKS, **given}
         content = {"output": "run", "arguments": arguments, **sections}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import time
 from pathlib import Path
 from typing import Any
@@ -29,9 +30,13 @@ def note(trial: Any, what: str, **fields: Any) -> None:
         "start": trial.start,
         **fields,
     }
+    # A fault may be that files cannot grow any more; this one must.
+    limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
     descriptor = os.open(path(trial), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
     os.write(descriptor, (json.dumps(line) + "\n").encode())
     os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
 
 
 def read(file: Path) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""What is done to a running job from outside, to the files of one that has ended, and to check it."""
+"""What is done to a running job from outside and to the files of one that has ended; checks."""
 
 from __future__ import annotations
 
@@ -7,11 +7,18 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
+from tests.faults.comparing import MARKS
 from tests.faults.rows import Act
+from tests.faults.train_functions import marks
 from tests.launch import MPIS, Job, run_ranks
 from tests.system.experiments import Finished
+
+STATES = 64
+STATE_BYTES = 2 << 20
+BUDGET_BYTES = 8 << 20
 
 # To a running job.
 
@@ -40,6 +47,23 @@ def second_job(job: Job, folder: Path) -> None:
     result = run_ranks(mpi, 1, arguments, cwd=folder, timeout=20, rc=2)
     assert f"{folder / 'run'} is in use by process {job.pid(0)} on " in result.stderr
     assert len(result.stderr.splitlines()) == 1, result.describe()
+
+
+def watch_states(job: Job, folder: Path) -> None:
+    """The states on the disk, one that is being written left out, keep within the budget."""
+    most = 0
+    while job.mpiexec.poll() is None:
+        found = [size_of(file) for file in (folder / "run" / "checkpoints").glob("trial-*.npz")]
+        most = max(most, sum(found))
+        assert most < BUDGET_BYTES + STATE_BYTES, f"{most >> 20} MiB of states on the disk"
+        time.sleep(0.01)
+    assert most > STATE_BYTES, "no states on the disk"
+
+
+def size_of(file: Path) -> int:
+    with suppress(FileNotFoundError):  # just deleted
+        return file.stat().st_size
+    return 0
 
 
 # To what an interrupted job left.
@@ -164,3 +188,15 @@ def has_trials(number: int) -> Callable[[Finished], None]:
         assert finished.results.reason == "completed"
 
     return check
+
+
+def kept_within_memory(finished: Finished) -> None:
+    """No rank has grown by what it would have kept without the budget: half of the states."""
+    resident: dict[int, list[int]] = {}
+    for mark in marks.read(finished.folder.parent / MARKS):
+        if mark["what"] == "memory":
+            resident.setdefault(mark["world_rank"], []).append(mark["bytes"])
+    for rank, values in resident.items():
+        grown = max(values) - values[0]
+        assert grown < STATES * STATE_BYTES // 4, f"rank {rank} has grown by {grown >> 20} MiB"
+    assert finished.results.reason == "completed"

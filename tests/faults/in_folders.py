@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.faults import acts
-from tests.faults.rows import JobFault, Play
+from tests.faults.rows import BOTH, FIRST, JobFault, Play
 
 DAMAGED = "damaged files"
 OUTPUT = "the output folder"
@@ -13,16 +13,19 @@ FULL = {"0 1": "full disk on 0"}
 LATER = {"2 3": "room again on 0"}
 
 
-def damaged(name: str, before: object, *says: str, forgets: bool = False) -> JobFault:
+def damaged(
+    name: str, before: object, *says: str, forgets: bool = False, mpis: tuple[str, ...] = FIRST
+) -> JobFault:
     """What an interrupted job left is damaged, and the next one goes on all the same."""
     return JobFault(
         name=name,
         group=DAMAGED,
         after_interruption=True,
-        plays=(Play(before=before, options=("--resume",), says=says),),  # type: ignore[arg-type]
+        plays=(Play(before=before, options=("--resume",), says=says),),
         outcome="the good part is used, the loss said",
         same=True,
         forgets=forgets,
+        mpis=mpis,
     )
 
 
@@ -33,6 +36,7 @@ ROWS: tuple[JobFault, ...] = (
         "a torn last line of the journal",
         acts.run_file("journal.jsonl", acts.append(b'{"seq":99,"ki')),
         "entries lost: 1 (line ",
+        mpis=BOTH,
     ),
     damaged(
         "a flipped byte in the journal",
@@ -42,6 +46,7 @@ ROWS: tuple[JobFault, ...] = (
     ),
     JobFault(
         name="no whole line in the journal",
+        mpis=FIRST,
         group=DAMAGED,
         after_interruption=True,
         plays=(
@@ -56,9 +61,9 @@ ROWS: tuple[JobFault, ...] = (
     ),
     damaged("results.h5 deleted", acts.remove("results.h5")),
     damaged("results.h5 overwritten", acts.run_file("results.h5", lambda whole: b"nonsense")),
-    damaged("truncated states", acts.truncate_states, "is damaged", AGAIN),
+    damaged("truncated states", acts.truncate_states, "is damaged", AGAIN, mpis=BOTH),
     damaged("flipped bytes in states", acts.flip_bytes_of_states, "is damaged", AGAIN),
-    damaged("states of other trials", acts.exchange_states, "holds trial ", AGAIN),
+    damaged("states of other trials", acts.exchange_states, "holds trial ", AGAIN, mpis=BOTH),
     damaged(
         "states of another epoch",
         acts.put_old_states_for_new_ones,
@@ -72,6 +77,7 @@ ROWS: tuple[JobFault, ...] = (
             sections={"output": output},
             plays=(Play(before=before, says=(f"output: {text}",), **REFUSED),),
             outcome="refused",
+            mpis=BOTH if before is None else FIRST,
         )
         for name, output, before, text in (
             ("below a file", "/dev/null/run", None, "/dev/null/run cannot be made: Not a dir"),
@@ -81,6 +87,7 @@ ROWS: tuple[JobFault, ...] = (
     ),
     JobFault(
         name="has a run already",
+        mpis=FIRST,
         group=OUTPUT,
         after_interruption=True,
         plays=(
@@ -101,6 +108,7 @@ ROWS: tuple[JobFault, ...] = (
     ),
     JobFault(
         name="full for a while",
+        mpis=FIRST,
         group=OUTPUT,
         sections={"arguments": {"faults": {**FULL, **LATER}}},
         plays=(Play(says=("the work goes on in memory until it can be written",)),),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from tests.faults import acts
-from tests.faults.rows import NOT_0, JobFault, Play
+from tests.faults.rows import FIRST, NOT_0, JobFault, Play
 
 KILLED = "kill -9, without ULFM"
 STOPPED = "signals and time limits"
@@ -94,6 +94,7 @@ ROWS: tuple[JobFault, ...] = (
     ),
     JobFault(
         name="the end of PBS's time",
+        mpis=FIRST,
         group=STOPPED,
         sections=LONG,
         plays=(
@@ -116,6 +117,7 @@ ROWS: tuple[JobFault, ...] = (
     ),
     JobFault(
         name="with more trials",
+        mpis=FIRST,
         group=RESUMED,
         after_interruption=True,
         plays=(
@@ -128,6 +130,7 @@ ROWS: tuple[JobFault, ...] = (
     ),
     JobFault(
         name="with fewer trials than were started",
+        mpis=FIRST,
         group=RESUMED,
         after_interruption=True,
         plays=(
@@ -155,6 +158,7 @@ ROWS: tuple[JobFault, ...] = (
     ),
     JobFault(
         name="with another training function",
+        mpis=FIRST,
         group=RESUMED,
         after_interruption=True,
         plays=(
@@ -171,6 +175,7 @@ ROWS: tuple[JobFault, ...] = (
     ),
     JobFault(
         name="when everything is done",
+        mpis=FIRST,
         group=RESUMED,
         after_interruption=True,
         plays=(GOES_ON, GOES_ON),
@@ -180,6 +185,7 @@ ROWS: tuple[JobFault, ...] = (
     ),
     JobFault(
         name="where no job was",
+        mpis=FIRST,
         group=RESUMED,
         plays=(
             Play(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults.rows import FAILED, FINISHED, TrialFault, TrialJob
+from tests.faults.rows import BOTH, FAILED, FINISHED, FIRST, TrialFault, TrialJob
 
 ANYWHERE = "an error anywhere in the training function, on any rank"
 OBJECTIVE = "no usable objective"
@@ -10,9 +10,7 @@ DIFFERENT = "ranks of a trial that go different ways"
 
 JOBS: dict[str, TrialJob] = {
     "light": TrialJob(train="light:train", ranks=6, width=3),
-    "retries": TrialJob(
-        train="light:train", ranks=4, width=1, sections={"limits": {"retries": 1}}
-    ),
+    "retries": TrialJob(train="light:train", ranks=4, width=1, sections={"limits": {"retries": 1}}),
     "torch": TrialJob(
         train="with_torch:train",
         ranks=3,
@@ -127,7 +125,7 @@ ROWS: tuple[TrialFault, ...] = (
             positions=positions,
             error=error,
             line=line,
-            mpis=("mpich", "openmpi") if where in WHAT_MPI_SEES else ("mpich",),
+            mpis=BOTH if where in WHAT_MPI_SEES else FIRST,
         )
         for where, (error, line, positions) in IN_TORCH.items()
     ),

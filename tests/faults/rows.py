@@ -19,6 +19,10 @@ WHOLE = "whole job"
 
 ANY, NOT_0 = "any", "not 0"
 """Exit statuses of a play, beside numbers."""
+BOTH = ("mpich", "openmpi")
+FIRST = ("mpich",)
+"""Where the MPI makes no difference, once is enough."""
+SECOND = ("openmpi",)
 FAILED, FINISHED, INTERRUPTED = "failed", "finished", "interrupted"
 
 
@@ -69,7 +73,7 @@ class TrialFault:
     """Whether the trial is tried again on more ranks."""
     seconds: float = 10.0
     """At most, from the fault until its ranks have entered their next evaluation."""
-    mpis: tuple[str, ...] = ("mpich", "openmpi")
+    mpis: tuple[str, ...] = BOTH
 
 
 Act = Callable[[Job, Path], None]
@@ -126,7 +130,7 @@ class JobFault:
     """Instead of ``-m mpihpo run``: a program, for jobs that are embedded."""
     measured: int = 0
     """The play whose seconds are shown."""
-    mpis: tuple[str, ...] = ("mpich", "openmpi")
+    mpis: tuple[str, ...] = BOTH
 
 
 Row = TrialFault | JobFault

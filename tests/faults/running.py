@@ -16,11 +16,11 @@ from tests.faults.rows import (
     ENDED,
     FAILED,
     REUSED,
+    WHOLE,
     JobFault,
     Measured,
     Play,
     Row,
-    WHOLE,
     TrialFault,
     TrialJob,
 )
@@ -65,7 +65,8 @@ class TrialRun:
         members = {
             mark["process"]
             for mark in entered
-            if mark["trial"] == trial and mark["time"] <= fault["time"]
+            if (mark["trial"], mark["rung"]) == (trial, fault["rung"])
+            and mark["time"] <= fault["time"]
         }
         again: dict[int, float] = {}
         for mark in entered:
@@ -240,7 +241,7 @@ class Player:
         earlier = INTERRUPTED.sections if row.after_interruption else {}
         sections = {**JOB_SECTIONS, **earlier, **row.sections, **play.sections}
         given = sections.pop("arguments", {})
-        arguments = {"seconds": 0.1, "faults": {}, "marks": MARKS, **given}
+        arguments = {"seconds": 0.05, "faults": {}, "marks": MARKS, **given}
         content = {"output": "run", "arguments": arguments, **sections}
         path = write_experiment(folder, None, train=with_file(row.train), **content)
         if row.program is not None:

@@ -1,12 +1,14 @@
-"""A program that runs an experiment as a part of what it does: ``embedded.py EXPERIMENT``."""
+"""A program that runs an experiment as a part of what it does: ``embedded.py EXPERIMENT``.
+
+With ``--without-a-rank`` in front it expects that one rank never returns."""
 
 from __future__ import annotations
 
 import signal
 import sys
 import threading
+import time
 
-import yaml
 from mpi4py import MPI
 
 import mpihpo
@@ -34,7 +36,8 @@ def surroundings():
     return handlers, sys.excepthook, sys.stdout, threading.active_count()
 
 
-def main(path: str) -> None:
+def main(*arguments: str) -> None:
+    *flags, path = arguments
     before = surroundings()
     try:
         came_to = mpihpo.run(path).reason
@@ -42,9 +45,14 @@ def main(path: str) -> None:
         came_to = type(error).__name__
     assert surroundings() == before, f"{surroundings()} instead of {before}"
     comm = MPI.COMM_WORLD
-    assert comm.allreduce(1) == comm.size, "the caller's communicator is of no use any more"
+    if not flags:
+        assert comm.allreduce(1) == comm.size, "the caller's communicator is of no use any more"
     sys.stdout.write(f"rank {comm.rank} goes on after {came_to}\n")
+    sys.stdout.flush()
+    if flags and comm.rank == 0:
+        time.sleep(1)  # for the others to write
+        comm.Abort(0)  # the program's way to end without the rank that is gone
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

@@ -6,6 +6,7 @@ does not suffer it again.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import resource
 import signal
@@ -41,12 +42,26 @@ def fails(config, trial):
     raise ArithmeticError("as always")
 
 
+def large_states(config, trial):
+    marks.note(trial, "entered")
+    weights = np.zeros(trial.arguments["bytes"] // 8)
+    trial.attach(weights=weights)
+    for epoch in trial.epochs():
+        assert (weights == epoch - 1).all()
+        weights += 1
+        if marks.is_first(trial):
+            marks.note(trial, "fault")
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        marks.note(trial, "memory", bytes=pages * resource.getpagesize())
+        trial.report(epoch, loss=config["x"])
+
+
 def suffer(trial, epoch):
     fault = trial.arguments["faults"].get(f"{trial.rung} {epoch}")
     if fault is None:
         return
     what, _, rank = fault.partition(" on ")
-    if marks.WORLD_RANK == int(rank or 0) and f"{what}.done" not in os.listdir():
+    if int(rank or 0) == marks.WORLD_RANK and not Path(f"{what}.done").exists():
         Path(f"{what}.done").touch()
         if what != "room again":
             marks.note(trial, "fault")
@@ -72,7 +87,17 @@ def vanish(what):
     Path("run").rename("gone")
 
 
+def no_return(what):
+    """Locks what it holds itself: no signal ends that."""
+    library = ctypes.PyDLL(None) if what == "GIL held" else ctypes.CDLL(None)
+    mutex = ctypes.create_string_buffer(128)
+    library.pthread_mutex_lock(mutex)
+    library.pthread_mutex_lock(mutex)
+
+
 FAULTS = {
+    "GIL held": no_return,
+    "no return": no_return,
     "full disk": fill_disk,
     "room again": empty_disk,
     "folder gone": vanish,

@@ -15,18 +15,21 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mpihpo.allocation.pace import Pace
-from mpihpo.errors import CheckpointError
+from mpihpo.errors import CheckpointError, RankLost
 from mpihpo.records import Ending, Evaluation, Outcome, RungResult, Status, TrialRecord, reached
 from mpihpo.schedule import Propose, Scheduler
 
 if TYPE_CHECKING:
     from mpihpo.history import History
+    from mpihpo.holdings import Holdings
     from mpihpo.search import Searcher
 
 OUT_OF_MEMORY = frozenset({"OutOfMemoryError", "MemoryError"})
 """Names of errors after which a trial is given more ranks."""
 LOST_STATE = CheckpointError.__name__
 """Name of the error of a trial whose saved state cannot be read."""
+LOST_RANK = RankLost.__name__
+"""Name of the error of a trial one of whose ranks has died."""
 
 _ENDED = frozenset({Status.STOPPED, Status.COMPLETED, Status.FAILED})
 
@@ -48,6 +51,7 @@ class Agenda:
         deadline: No evaluation starts whose first epoch would end later, in seconds since the
             job's start; None: no limit.
         on_record: Called with each outcome that is taken from the record of an earlier job.
+        holdings: Is told of saved states that cannot be read.
     """
 
     def __init__(
@@ -59,21 +63,23 @@ class Agenda:
         retries: int,
         deadline: float | None,
         on_record: Callable[[Outcome], None],
+        holdings: Holdings,
     ) -> None:
         self._searcher, self._seed = searcher, seed
         self._retries, self._deadline = retries, deadline
         self._on_record = on_record
+        self._holdings = holdings
         self._pace = Pace()
         self._proposed = self._closed = 0
         self._held: Evaluation | None = None
         self._again: deque[Evaluation] = deque()  # handed out before, to be started once more
         self._failures: Counter[int] = Counter()
+        self._bereaved: set[int] = set()  # trials that a rank died under
         self._least: dict[int, int] = {}  # ranks that a trial needs since it ran out of memory
         self._live: dict[int, Status] = {}  # of trials that have not ended
         self._counts: Counter[Status] = Counter()
         self._known: Mapping[int, TrialRecord] = {}
         self._recorded: dict[tuple[int, int], Outcome] = {}
-        self._saved: dict[int, set[int]] = {}  # epochs whose state an earlier job left on the disk
         self.is_out_of_time = False
         """Something could have started, but would not have ended an epoch in time."""
         self.scheduler = scheduler(self._propose)
@@ -177,14 +183,6 @@ class Agenda:
             self._absorb(outcome)
         return None
 
-    def first_epoch(self, evaluation: Evaluation) -> int:
-        """Completed epochs from which an evaluation can start whose state is in no rank's memory.
-
-        Its ``start``, or less where the state of that epoch is not on the disk either.
-        """
-        saved = self._saved.get(evaluation.trial.id, set())
-        return max((epoch for epoch in saved if epoch <= evaluation.start), default=0)
-
     def started(self, evaluation: Evaluation) -> None:
         """An evaluation was given its ranks."""
         self._move(evaluation.trial.id, Status.RUNNING)
@@ -216,7 +214,9 @@ class Agenda:
             return False
         # A fault of the disk, not of the trial; torch has an error of this name as well.
         if failure.kind == LOST_STATE and start and not allocation.holders:
-            self._saved.get(trial_id, set()).discard(start)
+            self._holdings.unreadable(trial_id, start)
+        elif failure.kind == LOST_RANK and trial_id not in self._bereaved:
+            self._bereaved.add(trial_id)  # a second time the trial may be what kills them
         else:
             self._failures[trial_id] += 1
             if self._failures[trial_id] > self._retries:
@@ -243,7 +243,7 @@ class Agenda:
     def replay(self, history: History) -> None:
         """Take over what an earlier job did; see ``Coordinator.replay``."""
         self._known = history.trials
-        self._saved = {trial_id: set(epochs) for trial_id, epochs in history.saved.items()}
+        self._holdings.replay(history.saved)
         out: dict[tuple[int, int], Evaluation] = {}
         for step in history.steps:
             if not isinstance(step, Outcome):

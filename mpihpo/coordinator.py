@@ -12,6 +12,9 @@ Life of a trial's state, which lives in the memory of a few ranks: the keepers o
 finished hold it; the next evaluation gets it from them; then its own keepers hold the newer one and
 the others drop theirs. States of trials that cannot be promoted are dropped, except the best
 trial's, saved at the end. The cost of a decision does not grow with the number of ended trials.
+
+Ranks can be lost, and come back: the policy is then built anew for those that are left, and states
+that only lost ranks held are read from the disk, or the trial trains again from an earlier epoch.
 """
 
 from __future__ import annotations
@@ -25,18 +28,20 @@ from mpihpo.agenda import Agenda
 from mpihpo.allocation import (
     AllocationPolicy,
     AllocationSettings,
-    RankPool,
+    Lender,
+    Request,
     Topology,
     build_policy,
     keepers,
 )
-from mpihpo.errors import AllocationError, InternalError
+from mpihpo.errors import ExperimentError, InternalError
+from mpihpo.holdings import Holdings, Promise
 from mpihpo.instructions import (
     COMPLETED,
     EVERY_TRIAL_FAILED,
     TIME_LIMIT,
+    TOO_FEW_RANKS,
     CloseRung,
-    Drop,
     Finish,
     Instruction,
     Notice,
@@ -44,15 +49,7 @@ from mpihpo.instructions import (
     Snapshot,
     Start,
 )
-from mpihpo.records import (
-    Allocation,
-    Ending,
-    Evaluation,
-    Objective,
-    Outcome,
-    Status,
-    best_outcome,
-)
+from mpihpo.records import Allocation, Ending, Evaluation, Objective, Outcome, Status, best_outcome
 from mpihpo.schedule import Propose, Scheduler, ScheduleSettings, build_scheduler
 
 if TYPE_CHECKING:
@@ -72,26 +69,27 @@ def build_coordinator(
     training_ranks: Collection[int],
     retries: int = 0,
     deadline: float | None = None,
+    state_bytes: int | None = None,
 ) -> Coordinator:
     """A coordinator with the scheduler and the policy that the settings name.
 
     Raises:
         ExperimentError: A trial needs more ranks than ``training_ranks`` has.
     """
-    factor, ranks = schedule.reduction_factor, len(training_ranks)
-    policy = build_policy(allocation, reduction_factor=factor, world_size=ranks)
+    factor = schedule.reduction_factor
     return Coordinator(
         searcher=searcher,
         scheduler=lambda propose: build_scheduler(
             schedule, objective=objective, trials=trials, propose=propose
         ),
-        policy=policy,
+        policy=lambda ranks: build_policy(allocation, reduction_factor=factor, world_size=ranks),
         topology=topology,
         objective=objective,
         seed=seed,
         training_ranks=training_ranks,
         retries=retries,
         deadline=deadline,
+        state_bytes=state_bytes,
     )
 
 
@@ -106,42 +104,43 @@ class Coordinator:
         *,
         searcher: Searcher,
         scheduler: Callable[[Propose], Scheduler],
-        policy: AllocationPolicy,
+        policy: Callable[[int], AllocationPolicy],
         topology: Topology,
         objective: Objective,
         seed: int,
         training_ranks: Collection[int],
         retries: int = 0,
         deadline: float | None = None,
+        state_bytes: int | None = None,
     ) -> None:
         """Ready to begin, or to `replay` what an earlier job did.
 
-        ``scheduler`` is called once, with the function that draws its trials. ``topology`` covers
-        all world ranks, ``training_ranks`` are those that train. A failed trial is trained again
-        up to ``retries`` times. No evaluation starts whose first epoch would end after
-        ``deadline``, in seconds since the job's start.
+        ``scheduler`` is called once, with the function that draws its trials; ``policy`` with the
+        number of ranks that train, whenever it changes. ``topology`` covers all world ranks,
+        ``training_ranks`` are those that train. A failed trial is trained again up to ``retries``
+        times. No evaluation starts whose first epoch would end after ``deadline``, in seconds since
+        the job's start. Kept states take up to ``state_bytes`` in memory and on the disk.
         """
-        self._policy = policy
         self._topology = topology
         self._objective = objective
-        self._pool = RankPool(topology, training_ranks)
-        self._training_ranks = tuple(training_ranks)
+        self._lender = Lender(policy, topology, training_ranks)
+        self._pool = self._lender.pool
         self._serial = self._rung = 0
         self._running: dict[int, Allocation] = {}
-        self._kept: dict[int, tuple[int, ...]] = {}  # world ranks that hold a trial's state
+        self._holdings = Holdings(state_bytes)
         self._best: Outcome | None = None
         self._best_id: int | None = None
         self._stop_reason: str | None = None
         self._due: list[Instruction] = []  # for the next time that instructions are given
         self._begun = self._done = False
-        self._t_begin = self._t_last = self._busy_rank_seconds = 0.0
         self._agenda = Agenda(
             searcher=searcher,
             scheduler=scheduler,
             seed=seed,
             retries=retries,
             deadline=deadline,
-            on_record=self._take_over,
+            on_record=lambda outcome: self._settle(outcome, self._holdings.taken_over),
+            holdings=self._holdings,
         )
 
     @property
@@ -160,14 +159,13 @@ class Coordinator:
 
     def snapshot(self) -> Snapshot:
         """The present state for a display, at a cost of O(running evaluations)."""
-        elapsed = (self._t_last - self._t_begin) * self._pool.size
         return Snapshot(
             rung=self._rung,
             running=tuple(self._running.values()),
             counts=self._agenda.counts,
-            busy_ranks=self._pool.size - self._pool.free,
+            busy_ranks=self._lender.busy,
             ranks=self._pool.size,
-            utilisation=self._busy_rank_seconds / elapsed if elapsed > 0 else 0.0,
+            utilisation=self._lender.utilisation,
             best=self._best,
         )
 
@@ -180,7 +178,7 @@ class Coordinator:
         if self._begun or self._done:
             raise InternalError("the coordinator was begun twice, or after its end")
         self._begun = True
-        self._t_begin = self._t_last = now
+        self._lender.begin(now)
         return self._decide(now)
 
     def replay(self, history: History) -> None:
@@ -202,8 +200,12 @@ class Coordinator:
         )
         self._serial = max(serials, default=-1) + 1
 
-    def tell(self, outcome: Outcome, now: float) -> list[Instruction]:
-        """Take an outcome, whose ranks are free again, and decide what is next.
+    def tell(
+        self, outcome: Outcome, now: float, *, lost: Collection[int] = ()
+    ) -> list[Instruction]:
+        """Take an outcome, whose ranks are free again but for lost ones, and decide what next.
+
+        ``lost`` may name ranks that are known to be lost, and such as had no part in it.
 
         Raises:
             InternalError: No such evaluation is running, it finished without a finite objective,
@@ -218,12 +220,64 @@ class Coordinator:
             raise InternalError(f"evaluation {serial} finished with the objective {value}")
         if outcome.ending is Ending.INTERRUPTED and self._stop_reason is None:
             raise InternalError(f"evaluation {serial} was interrupted, but nothing was stopped")
-        self._account(now)
+        self._lender.account(now)
         allocation = self._running.pop(serial)
-        self._pool.release(allocation.ranks)
+        self._holdings.ends(allocation.evaluation.trial.id)
+        gone = {*lost, *(rank for rank in allocation.ranks if rank not in self._pool)}
+        self._pool.release(rank for rank in allocation.ranks if rank not in gone)
         if self._agenda.tell(outcome):
-            self._settle(allocation, outcome)
+            self._settle(outcome, self._holdings.keep)
+        if gone:
+            self._lose(gone)
         return self._decide(now)
+
+    def lose(self, ranks: Collection[int], now: float) -> list[Instruction]:
+        """Ranks are lost; decide what is next. Where one trains, the outcome is still to be told.
+
+        Raises:
+            InternalError: One never trained.
+        """
+        self._lender.account(now)
+        self._lose(ranks)
+        return [] if self._done else self._decide(now)
+
+    def readmit(self, rank: int, now: float) -> list[Instruction]:
+        """A lost rank is back, and free; decide what is next.
+
+        Raises:
+            InternalError: It was not lost, or the evaluation that it was lost from still runs.
+        """
+        if any(rank in allocation.ranks for allocation in self._running.values()):
+            raise InternalError(f"rank {rank} is back, but its evaluation has not ended")
+        self._lender.account(now)
+        self._pool.readmit(rank)
+        self._renew_policy()
+        return [] if self._done else self._decide(now)
+
+    def saved(self, trial_id: int, epoch: int, size: int | None) -> list[Instruction]:
+        """A trial's state after an epoch is on the disk, where it takes ``size`` bytes.
+
+        To be told after the outcome; None says that it could not be written.
+        """
+        if not self._agenda.is_live(trial_id) and trial_id != self._best_id:
+            return []
+        self._holdings.saved(trial_id, epoch, size)
+        return [] if self._done else self._holdings.make_room(self._best_id)
+
+    def _lose(self, ranks: Collection[int]) -> None:
+        for rank in ranks:
+            self._pool.retire(rank)
+        self._due += self._holdings.lose(ranks)
+        self._renew_policy()
+
+    def _renew_policy(self) -> None:
+        """For the ranks that there are now; with too few only what runs goes on, to its end."""
+        try:
+            self._lender.renew_policy()
+        except ExperimentError as error:
+            if self._stop_reason is None and not self._agenda.scheduler.done:
+                self._stop_reason = TOO_FEW_RANKS
+                self._due.append(Notice(f"nothing more is started: {TOO_FEW_RANKS}: {error}"))
 
     def stop(self, reason: str, now: float) -> list[Instruction]:
         """Start nothing more; ``Finish`` comes when the running evaluations have ended.
@@ -234,7 +288,7 @@ class Coordinator:
             return []
         if self._stop_reason is None:
             self._stop_reason = reason
-        self._account(now)
+        self._lender.account(now)
         return self._decide(now)
 
     def _decide(self, now: float) -> list[Instruction]:
@@ -247,6 +301,7 @@ class Coordinator:
         # Asking can close a rung too: that of a searcher that turns out to be exhausted.
         instructions = self._close_rungs()
         started = self._start(batch) if batch else []
+        self._due += self._holdings.make_room(self._best_id)
         instructions += [*self._due, *started]
         self._due = []
         if self._running:
@@ -259,87 +314,67 @@ class Coordinator:
             name = type(self._agenda.scheduler).__name__
             raise InternalError(f"{name} is not done, but nothing runs and nothing starts")
         self._done = True
-        if self._best_id is not None:
-            # After a resume the state may be on the disk only, where any rank can read it.
-            rank = (*self._kept[self._best_id], *self._training_ranks)[0]
-            instructions.append(Save(self._best_id, rank))
+        if self._best is not None:
+            instructions += self._save(self._best)
         return [*instructions, Finish(reason)]
 
-    def _width(self, evaluation: Evaluation) -> int:
-        width = self._policy.width(evaluation)
-        if 1 <= width <= self._pool.size:
-            least = min(self._agenda.least_width(evaluation.trial.id), self._pool.size)
-            width = max(width, least)
-        else:
-            name, trial_id = type(self._policy).__name__, evaluation.trial.id
-            raise AllocationError(
-                f"{name} wants {width} of {self._pool.size} ranks for trial {trial_id}"
-            )
-        return width
+    def _save(self, best: Outcome) -> list[Instruction]:
+        evaluation = best.allocation.evaluation
+        trial_id, stop = evaluation.trial.id, evaluation.stop
+        ranks = self._holdings.holders(trial_id)
+        if not ranks and self._holdings.newest_saved(trial_id, stop) == stop:
+            ranks = self._pool.ranks  # on the disk only, where any rank can read it
+        if ranks:
+            return [Save(trial_id, ranks[0])]
+        return [Notice(f"trial {trial_id}, the best one: its state after epoch {stop} is lost")]
 
-    def _share(self, batch: list[Evaluation], free: int) -> list[int]:
-        """Final widths: what the policy says, but not below what a trial needs."""
-        needed = [self._agenda.least_width(each.trial.id) > 1 for each in batch]
-        least = {i: self._width(batch[i]) for i, is_needed in enumerate(needed) if is_needed}
-        others = [each for i, each in enumerate(batch) if i not in least]
-        rest = iter(self._policy.share(others, free - sum(least.values())) if others else ())
-        return [least[i] if i in least else next(rest) for i in range(len(batch))]
+    def _width(self, evaluation: Evaluation) -> int:
+        return self._lender.width(self._request(evaluation))
+
+    def _request(self, evaluation: Evaluation) -> Request:
+        trial_id = evaluation.trial.id
+        least = self._agenda.least_width(trial_id)
+        return Request(evaluation, least, self._holdings.holders(trial_id))
 
     def _start(self, batch: list[Evaluation]) -> list[Start]:
-        batch = [self._startable(evaluation) for evaluation in batch]
-        free = self._pool.free
-        widths = self._share(batch, free)
-        if len(widths) != len(batch) or min(widths) < 1 or sum(widths) > free:
-            name = type(self._policy).__name__
-            raise AllocationError(f"{name} shares {free} free ranks among {len(batch)} as {widths}")
-        holders = [self._kept.get(evaluation.trial.id, ()) for evaluation in batch]
-        placed = self._pool.take_all(list(zip(widths, holders, strict=True)))
+        requests = [self._request(self._startable(evaluation)) for evaluation in batch]
         starts = []
-        for evaluation, ranks, held_by in zip(batch, placed, holders, strict=True):
+        for request, ranks in zip(requests, self._lender.lend(requests), strict=True):
+            evaluation = request.evaluation
             allocation = Allocation(
                 serial=self._serial,
                 evaluation=evaluation,
                 ranks=ranks,
-                holders=held_by if evaluation.start else (),
+                holders=request.holders if evaluation.start else (),
                 keepers=keepers(ranks, self._topology),
             )
             self._running[allocation.serial] = allocation
             self._serial += 1
             self._rung = max(self._rung, evaluation.rung)
             self._agenda.started(evaluation)
+            self._holdings.starts(evaluation.trial.id, len(allocation.keepers))
             starts.append(Start(allocation))
         return starts
 
     def _startable(self, evaluation: Evaluation) -> Evaluation:
         """The evaluation, from an earlier epoch where the state of its start is lost."""
         trial_id, start = evaluation.trial.id, evaluation.start
-        if not start or self._kept.get(trial_id):
+        if not start or self._holdings.holders(trial_id):
             return evaluation
-        first = self._agenda.first_epoch(evaluation)
+        first = self._holdings.newest_saved(trial_id, start)
         if first < start:
             text = f"its state after epoch {start} is lost; it trains again from epoch {first + 1}"
             self._due.append(Notice(f"trial {trial_id}: {text}"))
-        self._kept.setdefault(trial_id, ())  # on the disk, and to be deleted there at its end
         return replace(evaluation, start=first)
 
-    def _settle(self, allocation: Allocation, outcome: Outcome) -> None:
-        """Update who holds what after an outcome, and the best trial."""
-        trial_id = allocation.evaluation.trial.id
+    def _settle(
+        self, outcome: Outcome, take: Callable[[Outcome, Promise], list[Instruction]]
+    ) -> None:
+        """After an outcome: ``take`` says who holds the state now; and the best trial."""
+        evaluation = outcome.allocation.evaluation
+        trial_id, key = evaluation.trial.id, self._objective.key(outcome.objective)
         if outcome.ending is Ending.FINISHED:
-            stale = set(self._kept.get(trial_id, ())).difference(allocation.keepers)
-            if stale:
-                self._due.append(Drop(trial_id, tuple(sorted(stale))))
-            self._kept[trial_id] = allocation.keepers
-            self._improve(outcome)
-        self._forget(trial_id)
-
-    def _take_over(self, outcome: Outcome) -> None:
-        """An outcome of an earlier job: its state is on the disk, in no rank's memory."""
-        trial_id = outcome.allocation.evaluation.trial.id
-        if outcome.ending is Ending.FINISHED:
-            if held_by := self._kept.get(trial_id):  # an older one, trained again in this job
-                self._due.append(Drop(trial_id, held_by))
-            self._kept[trial_id] = ()
+            self._due += take(outcome, (-evaluation.stop, key, trial_id))
             self._improve(outcome)
         self._forget(trial_id)
 
@@ -360,10 +395,4 @@ class Coordinator:
         """Drop the state of a trial that has ended, unless it is the best one."""
         if trial_id is None or trial_id == self._best_id or self._agenda.is_live(trial_id):
             return
-        if trial_id in self._kept:
-            self._due.append(Drop(trial_id, self._kept.pop(trial_id), has_ended=True))
-
-    def _account(self, now: float) -> None:
-        busy = self._pool.size - self._pool.free
-        self._busy_rank_seconds += busy * max(0.0, now - self._t_last)
-        self._t_last = max(self._t_last, now)
+        self._due += self._holdings.forget(trial_id)

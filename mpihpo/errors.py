@@ -11,7 +11,10 @@
     │   ├── ObjectiveError                  the objective is NaN, infinite or not a number
     │   ├── StateError                      attached state does not fit what was kept
     │   ├── CheckpointError                 a state on disk is missing, damaged or of another trial
-    │   └── TrialTimeout                    the trial took longer than limits.trial_seconds
+    │   ├── TrialTimeout                    it took longer than limits.trial_seconds, or was silent
+    │   ├── CollectiveMismatch              its ranks wait for each other in different calls
+    │   └── RankLost                        a rank that it needs has died
+    ├── CoordinatorLost(RuntimeError)       the coordinator's rank died or is silent: resume the run
     ├── ResultsError(OSError)               a results file is missing, broken or of another layout
     └── InternalError(RuntimeError)         a broken invariant of ours: please report it
 
@@ -82,7 +85,19 @@ class CheckpointError(TrialError):
 
 
 class TrialTimeout(TrialError):
-    """The evaluation ran longer than ``limits.trial_seconds``."""
+    """The evaluation ran longer than ``limits.trial_seconds``, or a rank of it fell silent."""
+
+
+class CollectiveMismatch(TrialError):
+    """The ranks of a trial wait for each other in calls that cannot end."""
+
+
+class RankLost(TrialError):
+    """A rank of the trial, or one that held its state, has died or was set aside."""
+
+
+class CoordinatorLost(MpihpoError, RuntimeError):
+    """The rank of the coordinator has died or gives no sign of life: the run can be resumed."""
 
 
 class ResultsError(MpihpoError, OSError):

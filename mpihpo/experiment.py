@@ -7,7 +7,6 @@ module composes them, reads them from YAML and writes the effective experiment b
 from __future__ import annotations
 
 import os
-import re
 import unicodedata
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -16,15 +15,14 @@ from typing import Any
 
 from mpihpo.allocation import AllocationSettings, build_policy
 from mpihpo.errors import ExperimentError
+from mpihpo.limits import Limits
 from mpihpo.records import Objective
 from mpihpo.schedule import ScheduleSettings
 from mpihpo.search import SearchSettings
 from mpihpo.settings import (
     accept_mapping,
-    as_number,
     check_choice,
     check_integer,
-    check_keys,
     check_text,
     from_mapping,
     show,
@@ -39,15 +37,8 @@ __all__ = [
     "Limits",
     "load_experiment",
     "load_train",
-    "parse_duration",
 ]
 
-_UNITS = re.compile(
-    r"(?:(?P<d>\d+(?:\.\d+)?)d)?(?:(?P<h>\d+(?:\.\d+)?)h)?"
-    r"(?:(?P<m>\d+(?:\.\d+)?)m)?(?:(?P<s>\d+(?:\.\d+)?)s)?"
-)
-_CLOCK = re.compile(r"(?:(?P<d>\d+)-)?(?P<h>\d+):(?P<m>[0-5]?\d):(?P<s>[0-5]?\d)")
-_SECONDS = {"d": 86400, "h": 3600, "m": 60, "s": 1}
 _DEEPEST = 50
 
 
@@ -71,40 +62,6 @@ class BatchSettings:
         if self.lr_scaling != "none" and self.on_resize != "keep_per_rank":
             problem = f"{self.lr_scaling!r} needs on_resize: keep_per_rank, where the batch grows"
             raise ExperimentError("batch.lr_scaling", problem)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
-    """When to stop; durations in seconds, or text such as ``2h``; None: no limit."""
-
-    time_seconds: float | None = None
-    """Of the whole job; the key in YAML is ``time``."""
-    trial_seconds: float | None = None
-    """Of one evaluation."""
-    retries: int = 0
-    """How often a trial that failed is trained again from where its rung began."""
-
-    def __post_init__(self) -> None:
-        """Check each value."""
-        check_integer(self.retries, "limits.retries", least=0)
-        for name, key in (("time_seconds", "time"), ("trial_seconds", "trial_seconds")):
-            value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, parse_duration(value, f"limits.{key}"))
-
-    @classmethod
-    def from_mapping(cls, mapping: object) -> Limits:
-        """Build from a section whose keys are the fields, but ``time`` for ``time_seconds``."""
-        mapping = {} if mapping is None else mapping
-        check_keys(mapping, ("time", "trial_seconds", "retries"), "limits")
-        assert isinstance(mapping, Mapping)
-        return cls(**{"time_seconds" if key == "time" else key: mapping[key] for key in mapping})
-
-    def to_mapping(self) -> dict[str, Any]:
-        """The plain mapping that gives these settings."""
-        limits = {"time": self.time_seconds, "trial_seconds": self.trial_seconds}
-        given = {key: value for key, value in limits.items() if value is not None}
-        return given | ({"retries": self.retries} if self.retries else {})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,25 +191,6 @@ def load_experiment(path: str | os.PathLike[str], overrides: Iterable[str] = ())
     """
     find_modules_in(Path(path).parent)  # classes that the experiment names
     return Experiment.from_mapping(read_yaml(Path(path), overrides))
-
-
-def parse_duration(value: object, where: str) -> float:
-    """Seconds of a number or a text: ``90s``, ``1h30m``, ``HH:MM:SS`` or ``D-HH:MM:SS``.
-
-    Raises:
-        ExperimentError: The value is no duration above 0; ``where`` is its dotted key.
-    """
-    seconds = as_number(value)
-    if seconds is None and isinstance(value, str):
-        text = value.replace(" ", "")
-        match = _CLOCK.fullmatch(text) or _UNITS.fullmatch(text)
-        if match:
-            parts = match.groupdict()
-            seconds = sum(float(parts[unit] or 0) * _SECONDS[unit] for unit in parts)
-    if seconds is None or seconds <= 0:
-        expected = "expected seconds, or text such as 90s, 1h30m, 02:00:00 or 1-12:00:00"
-        raise ExperimentError(where, f"{show(value)} is not possible; {expected}")
-    return float(seconds)
 
 
 def _arguments(given: object) -> dict[str, Any]:

@@ -16,5 +16,6 @@ class History:
     """Every trial that was started."""
     steps: Sequence[Allocation | Outcome]
     """Starts (as allocations) and outcomes in the order in which they happened."""
-    saved: Mapping[int, frozenset[int]]
-    """Epochs of each trial from which it can go on: the state is on the disk, or it has none."""
+    saved: Mapping[int, Mapping[int, int]]
+    """Epochs of each trial from which it can go on, with the bytes that its state takes on the
+    disk; 0 if it has none."""

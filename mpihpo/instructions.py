@@ -10,6 +10,7 @@ from mpihpo.records import Allocation, Outcome, RungResult, Status
 COMPLETED = "completed"
 EVERY_TRIAL_FAILED = "every trial failed"
 TIME_LIMIT = "time limit"
+TOO_FEW_RANKS = "too few ranks are left"
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,8 @@ class Drop:
     ranks: tuple[int, ...]
     has_ended: bool = False
     """The trial cannot be promoted any more: what is on the disk goes too."""
+    from_disk: bool = False
+    """What is on the disk goes, though the trial may still be promoted."""
 
 
 @dataclass(frozen=True, slots=True)

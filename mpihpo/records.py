@@ -144,6 +144,8 @@ class Outcome:
     t_stop: float = 0.0
     """Seconds since the job's start at which the ranks were free again."""
     spent: Spent = field(default_factory=Spent)
+    state_bytes: int | None = None
+    """Size of the state that each keeper holds; 0: the trial has none; None: not known."""
 
 
 def reached(outcome: Outcome) -> int:

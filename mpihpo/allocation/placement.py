@@ -45,9 +45,9 @@ class RankPool:
             )
         self._node_of = topology.node_of
         self._topology = topology
-        self._size = len(ranks)
         # Neighbours are neighbours on the node, however the launcher numbered the ranks.
         self._position: dict[int, int] = {}
+        self._retired: dict[int, int] = {}
         self._free_on: list[Runs] = [Runs() for _ in range(topology.nodes)]
         self._nodes_with: dict[int, Runs] = {}  # nodes by the number of their free ranks
         self._rooms: list[int] = []
@@ -67,7 +67,41 @@ class RankPool:
     @property
     def size(self) -> int:
         """Number of training ranks, free or not."""
-        return self._size
+        return len(self._position)
+
+    def __contains__(self, rank: int) -> bool:
+        """Whether a rank trains, free or not, and is not lost."""
+        return rank in self._position
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The training ranks, free or not, in ascending order."""
+        return tuple(sorted(self._position))
+
+    def retire(self, rank: int) -> None:
+        """A rank is lost, maybe not for the first time: it counts no more and is not given away.
+
+        Raises:
+            InternalError: It never trained.
+        """
+        if rank in self._retired:
+            return
+        if rank not in self._position:
+            raise InternalError(f"rank {rank} is lost but never trained")
+        if self.is_free(rank):
+            self._remove(rank)
+        self._retired[rank] = self._position.pop(rank)
+
+    def readmit(self, rank: int) -> None:
+        """A retired rank is back, and free.
+
+        Raises:
+            InternalError: It was not retired.
+        """
+        if rank not in self._retired:
+            raise InternalError(f"rank {rank} is back but was not lost")
+        self._position[rank] = self._retired.pop(rank)
+        self.release([rank])
 
     def is_free(self, rank: int) -> bool:
         """Whether a training rank is free; other ranks never are."""

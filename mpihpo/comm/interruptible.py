@@ -10,12 +10,15 @@ from __future__ import annotations
 import pickle
 from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any, Literal
+from types import FunctionType
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 from mpi4py import MPI
 
 from mpihpo.comm.waiting import wait_until
+
+T = TypeVar("T")
 
 _COLLECTIVES = (
     *("Barrier", "Bcast", "Gather", "Gatherv", "Scatter", "Scatterv", "Allgather", "Allgatherv"),
@@ -316,9 +319,8 @@ def _interruptible(name: str) -> Callable[..., None]:
     def call(self: InterruptibleComm, *args: Any, **kwargs: Any) -> None:
         self._wait(start(self, *args, **kwargs), args, kwargs)
 
-    call.__name__ = name
     call.__doc__ = f"As `MPI.Comm.{name}`, interruptible."
-    return call
+    return _named(call, name)
 
 
 def _inheriting(name: str) -> Callable[..., MPI.Comm]:
@@ -335,8 +337,15 @@ def _inheriting(name: str) -> Callable[..., MPI.Comm]:
         child.check = self.check
         return child
 
-    call.__name__ = name
     call.__doc__ = f"As `MPI.Comm.{name}`; the new communicator is interruptible too."
+    return _named(call, name)
+
+
+def _named(call: Callable[..., T], name: str) -> Callable[..., T]:
+    """The function under its name, in stacks as well."""
+    call.__name__ = name
+    assert isinstance(call, FunctionType)
+    call.__code__ = call.__code__.replace(co_name=name)
     return call
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 from mpi4py import MPI
@@ -79,6 +79,11 @@ class World:
         """Name of each world rank's node."""
         self.node_of: tuple[int, ...] = _numbered(self.node_names)
         """Number of each world rank's node, by first appearance."""
+        self.dead: frozenset[int] = frozenset()
+        self.lost: frozenset[int] = frozenset()
+        """World ranks that the others end without."""
+        self.meeting: InterruptibleComm = self.comm
+        """For collectives of all ranks that are not lost."""
         self.registry = Registry()
         self.mailbox = Mailbox(self.comm)
         self.serve: Callable[[], None] = lambda: None
@@ -122,8 +127,31 @@ class World:
             if each is not None:
                 raise each
 
+    def set_aside(self, ranks: Collection[int]) -> None:
+        """End without these ranks, which never come; collective over the others."""
+        if not ranks:
+            return
+        self.lost = frozenset(ranks)
+        members = self.parent.Get_group()
+        left = members.Excl(sorted(ranks))
+        self.meeting = InterruptibleComm(self.parent.Create_group(left))
+        self.meeting.Set_errhandler(MPI.ERRORS_RETURN)
+        left.Free()
+        members.Free()
+
+    def shrink(self) -> None:
+        """Go on without the dead."""
+        raise NotImplementedError
+
+    @property
+    def survivor(self) -> int:
+        """The lowest world rank that is not lost."""
+        return min(set(range(self.size)).difference(self.lost))
+
     def close(self) -> None:
-        """Free the duplicate; collective over the world. A second time does nothing.
+        """Free the duplicates; collective over the ranks not lost. A second time does nothing.
+
+        With lost ranks they are left as they are, since freeing them takes all.
 
         Raises:
             TeardownError: Communicators or process groups are left over.
@@ -132,12 +160,17 @@ class World:
             return
         # Late words for groups that are gone. A long one leaves its sender only when it is
         # received, so that every rank receives until all are here with nothing more to send.
-        self._discard_until(self.mailbox.flushed)
-        self._discard_until(self.comm.Ibarrier().Test)
+        if not self.lost:
+            self._discard_until(self.mailbox.flushed)
+        self._discard_until(self.meeting.Ibarrier().Test)
         self.mailbox.discard_all()
         live = self.registry.live
-        MPI.Comm.Free(self.comm)
-        self.parent.Free()
+        MPI.Comm.Free(self.meeting)
+        if self.lost:
+            self.registry.keep((self.comm, self.parent, self.mailbox))
+            self.comm = InterruptibleComm(MPI.COMM_NULL)
+        else:
+            self.parent.Free()
         if live:
             raise TeardownError(f"left over at the end: {', '.join(live)}")
 

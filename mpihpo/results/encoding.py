@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 _NON_FINITE = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
@@ -91,6 +91,11 @@ def format_ranks(ranks: Sequence[int]) -> str:
         str(first) if count == 1 else f"{first}-{first + count - 1}"
         for first, count in runs_of(ranks)
     )
+
+
+def name_ranks(ranks: Collection[int]) -> str:
+    """Ranks for people: ``rank 3``, ``ranks 0-3,8``."""
+    return f"rank{'s' if len(ranks) > 1 else ''} {format_ranks(sorted(ranks))}"
 
 
 def parse_ranks(text: str) -> tuple[int, ...]:

@@ -157,6 +157,7 @@ def encode_outcome(outcome: Outcome) -> dict[str, Any]:
     fields["t_start"] = outcome.t_start
     fields["t_stop"] = outcome.t_stop
     fields["spent"] = (spent.resplit, spent.restore, spent.train, spent.save)
+    fields["state_bytes"] = outcome.state_bytes
     return fields
 
 
@@ -172,6 +173,7 @@ def decode_outcome(entry: Entry, trials: Mapping[int, TrialRecord]) -> Outcome:
         t_start=entry["t_start"],
         t_stop=entry["t_stop"],
         spent=Spent(*entry["spent"]),
+        state_bytes=entry.get("state_bytes"),
     )
 
 

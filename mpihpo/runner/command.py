@@ -12,22 +12,25 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpihpo.errors import ExperimentError, InternalError, ResultsError
+from mpihpo.errors import CoordinatorLost, ExperimentError, InternalError, ResultsError
 from mpihpo.instructions import COMPLETED, EVERY_TRIAL_FAILED
 from mpihpo.records import Status
 from mpihpo.runner.agent import Agent
 from mpihpo.runner.allotted_time import seconds_left
-from mpihpo.runner.job import Ended, execute
+from mpihpo.runner.job import execute
 from mpihpo.runner.preparation import Request
+from mpihpo.runner.session import Ended, Hooks
 
 if TYPE_CHECKING:
     from mpihpo.comm.world import World
+    from mpihpo.results.reader import Results
 
 BAD_EXPERIMENT = 2
 FAULT = 70
 STOPPED_EARLY = 75
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
 _SAME_SIGNAL_SECONDS = 1.0
+_LAST_WORD_SECONDS = 30.0  # rank 0, set aside, ends the job from another thread
 _RESERVE = 0.1  # of the time that is left, for closing everything
 _LONGEST_RESERVE_SECONDS = 60.0
 
@@ -42,6 +45,8 @@ def main(
     force: bool = False,
 ) -> int:
     """Run one job on ``MPI.COMM_WORLD``; collective over it.
+
+    With ranks that are set aside nobody can end in order: the whole job is ended with its status.
 
     Returns:
         The exit status, equal on all ranks.
@@ -58,26 +63,52 @@ def main(
         overrides=overrides,
         resume=resume,
         force=force,
-        stream=None if quiet or world.rank != 0 else sys.stdout,
+        stream=None if quiet else sys.stdout,
     )
     try:
         with _signals() as with_agent:
             left = _allotted() if world.rank == 0 else None
-            ended = execute(world, request, with_agent=with_agent, seconds_left=left)
+            hooks = Hooks(
+                with_agent=with_agent, if_stranded=lambda ended: _abort(_finish(world, ended))
+            )
+            ended = execute(world, request, seconds_left=left, hooks=hooks)
+        status = _finish(world, ended)
+        if ended.results is None:
+            time.sleep(_LAST_WORD_SECONDS)
     except (ExperimentError, ResultsError) as error:
+        status = BAD_EXPERIMENT
         _say(world, " ".join(str(error).split()))
-        world.close()
-        return BAD_EXPERIMENT
     except InternalError as error:
+        status = FAULT
         _say(world, str(error))
-        world.close()
-        return FAULT
+    except CoordinatorLost as error:
+        status = STOPPED_EARLY
+        world.set_aside([0])
+        _say(world, str(error), rank=world.survivor)
+    world.close()
+    if world.rank == world.survivor and world.lost.difference(world.dead):
+        _abort(status)
+    return status
+
+
+def _finish(world: World, ended: Ended) -> int:
+    """Show what came out, on rank 0; returns the exit status."""
+    if ended.results is None:
+        return STOPPED_EARLY  # rank 0 has the last word
     if world.rank == 0:
-        _show(ended)
+        _show(ended.results)
     if ended.unwritten is not None:
         _say(world, ended.unwritten)
-    world.close()
-    return FAULT if ended.unwritten is not None else _exit_status(ended)
+        return FAULT
+    return _exit_status(ended.reason, ended.results)
+
+
+def _abort(status: int) -> None:
+    from mpi4py import MPI
+
+    sys.stdout.flush()
+    sys.stderr.flush()
+    MPI.COMM_WORLD.Abort(status)
 
 
 def _allotted() -> float | None:
@@ -86,23 +117,23 @@ def _allotted() -> float | None:
     return None if left is None else left - min(_RESERVE * left, _LONGEST_RESERVE_SECONDS)
 
 
-def _show(ended: Ended) -> None:
+def _show(results: Results) -> None:
     with suppress(OSError, ValueError):  # a full or closed output does not change what came out
-        sys.stdout.write(ended.results.summary() + "\n")
+        sys.stdout.write(results.summary() + "\n")
         sys.stdout.flush()
 
 
-def _say(world: World, text: str) -> None:
+def _say(world: World, text: str, rank: int = 0) -> None:
     """Tell the user once what every rank knows."""
-    if world.rank == 0:
+    if world.rank == rank:
         sys.stderr.write(f"mpihpo: {text}\n")
         sys.stderr.flush()
 
 
-def _exit_status(ended: Ended) -> int:
-    if ended.reason not in (COMPLETED, EVERY_TRIAL_FAILED):
+def _exit_status(reason: str, results: Results) -> int:
+    if reason not in (COMPLETED, EVERY_TRIAL_FAILED):
         return STOPPED_EARLY
-    statuses = {trial["status"] for trial in ended.results.trials}
+    statuses = {trial["status"] for trial in results.trials}
     return 0 if Status.COMPLETED.value in statuses else 1
 
 
@@ -110,12 +141,8 @@ def _aborting(excepthook: Callable[..., Any]) -> Callable[..., Any]:
     """An excepthook that ends the job: an uncaught error on one rank would leave it hanging."""
 
     def hook(*args: Any) -> None:
-        from mpi4py import MPI
-
         excepthook(*args)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        MPI.COMM_WORLD.Abort(FAULT)
+        _abort(FAULT)
 
     return hook
 
@@ -134,11 +161,15 @@ def _signals() -> Iterator[Callable[[Agent], None]]:
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         first.setdefault(number, time.monotonic())
-        agents[0].signal(signal.Signals(number).name)
+        agents[-1].signal(signal.Signals(number).name)
+
+    def with_agent(agent: Agent) -> None:
+        agent.dumps_when_silent = True
+        agents.append(agent)
 
     before = {name: signal.signal(getattr(signal, name), handle) for name in _SIGNALS}
     try:
-        yield agents.append
+        yield with_agent
     finally:
         for name, handler in before.items():
             signal.signal(getattr(signal, name), handler)

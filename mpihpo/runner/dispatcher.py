@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import threading
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mpihpo.comm.mailbox import Tag
 from mpihpo.comm.waiting import Backoff
 from mpihpo.coordinator import Coordinator
-from mpihpo.errors import InternalError, TrialTimeout
+from mpihpo.errors import InternalError
 from mpihpo.instructions import (
     TIME_LIMIT,
     CloseRung,
@@ -22,25 +23,38 @@ from mpihpo.instructions import (
     Save,
     Start,
 )
-from mpihpo.records import Allocation, Ending, Failure
+from mpihpo.records import Allocation, Ending, Outcome
+from mpihpo.results.encoding import name_ranks
 from mpihpo.runner.orders import (
     Abort,
+    Alive,
+    Beat,
     Ended,
+    Failing,
     Faulted,
     Forget,
+    GivenUp,
+    Gone,
     Leave,
     Progressed,
     Saved,
     Signalled,
+    Stacks,
     StopSoon,
+    TellStacks,
+    Through,
     Train,
     WriteCheckpoint,
     Written,
 )
 from mpihpo.runner.recorder import Recorder
+from mpihpo.runner.standing import merged
+from mpihpo.runner.watch import BEATS, GiveUp, Release, Verdict, Watch
+from mpihpo.runner.writes import Writes
 
 if TYPE_CHECKING:
     from mpihpo.comm.world import World
+    from mpihpo.limits import Limits
 
 _TICK_SECONDS = 0.2
 _LONGEST_SLEEP_SECONDS = 0.005
@@ -56,7 +70,7 @@ class Dispatcher:
         training_ranks: World ranks that take orders.
         clock: Seconds since the job's start.
         deadline: When the job's time is over, on this clock; None: never.
-        trial_seconds: Fail an evaluation after this long.
+        limits: How long to wait for what.
     """
 
     def __init__(
@@ -68,24 +82,34 @@ class Dispatcher:
         training_ranks: Sequence[int],
         clock: Callable[[], float],
         deadline: float | None = None,
-        trial_seconds: float | None = None,
+        limits: Limits,
     ) -> None:
         self._world, self._mailbox = world, world.mailbox
         self._coordinator, self._recorder = coordinator, recorder
         self._training_ranks = tuple(training_ranks)
         self._clock = clock
-        self._deadline, self._trial_seconds = deadline, trial_seconds
+        self._deadline = deadline
+        # Where no thread of a rank's own may call MPI, a rank that trains is silent.
+        heartbeat = limits.heartbeat_seconds if world.threads_may_call else None
+        self._watch = Watch(
+            trial_seconds=limits.trial_seconds,
+            grace_seconds=limits.grace_seconds,
+            heartbeat_seconds=heartbeat,
+        )
+        self._beat_seconds = None if heartbeat is None else heartbeat / BEATS
+        self._next_beat = 0.0
         self._running: dict[int, tuple[Allocation, float]] = {}
-        self._timed_out: set[int] = set()
+        self._releases: list[Release] = []
+        self._stacks: dict[int, dict[int, str]] = {}  # by serial and rank
         self._is_stopping = self._is_late = False
-        self._awaits_checkpoint = False
-        self._saving: set[tuple[int, int]] = set()
-        self._saved_early: dict[tuple[int, int], Saved] = {}  # the word came before the outcome
+        self._writes = Writes()
         self._finish: Finish | None = None
         self._next_tick = 0.0
         self._is_stepping = False
-        self.is_over = False
-        """Every rank was told to leave."""
+        self.lost: set[int] = set()
+        """World ranks that are dead or set aside."""
+        self.farewell: Leave | None = None
+        """What every rank was told at the end."""
 
     def begin(self) -> None:
         """Hand out the first orders; local."""
@@ -95,7 +119,7 @@ class Dispatcher:
     def run(self) -> None:
         """Serve until the experiment is over; for a thread or a rank of its own."""
         backoff = Backoff(_LONGEST_SLEEP_SECONDS)
-        while not self.is_over:
+        while self.farewell is None:
             if self.step():
                 backoff.reset()
             else:
@@ -111,38 +135,50 @@ class Dispatcher:
 
     def step(self) -> bool:
         """Serve what has arrived; local, never waits. Returns whether anything had."""
-        if self.is_over or self._is_stepping:
+        if self.farewell is not None or self._is_stepping:
             return False
         self._is_stepping = True
         arrived = False
         with self._faults_told():
-            while not self.is_over and (mail := self._mailbox.take(Tag.EVENT)) is not None:
+            while self.farewell is None and (mail := self._mailbox.take(Tag.EVENT)) is not None:
                 arrived = True
-                self._take(mail[1])
+                self._take(*mail)
             now = self._clock()
             if now >= self._next_tick:
                 self._next_tick = now + _TICK_SECONDS
                 self._recorder.tick(now)
-                self._watch_limits(now)
-            if self._finish is not None and not self._is_writing and not self.is_over:
+                self._look_after(now)
+            if self._finish is not None and not self._writes.are_pending and self.farewell is None:
                 self._end(self._finish)
         self._is_stepping = False
         return arrived
 
-    def start_thread(self) -> threading.Thread:
-        """Serve in a thread beside this rank's training."""
-        thread = threading.Thread(target=self.run, name="mpihpo dispatcher", daemon=True)
+    def start_thread(self, end_stranded: Callable[[], None]) -> threading.Thread:
+        """Serve in a thread beside this rank's training.
+
+        ``end_stranded`` is called at the end if this rank's training function does not return.
+        """
+
+        def serve() -> None:
+            self.run()
+            if self._world.rank in self.lost:
+                end_stranded()
+
+        thread = threading.Thread(target=serve, name="mpihpo dispatcher", daemon=True)
         thread.start()
         return thread
 
     # Events.
 
-    def _take(self, event: object) -> None:
+    def _take(self, rank: int, event: object) -> None:
         now = self._clock()
         if isinstance(event, Ended):
             self._ended(event, now)
+        elif isinstance(event, Beat):
+            self._watch.beat(rank, event.serial, event.waits_in, now)
         elif isinstance(event, Saved):
-            self._saved(event)
+            if rank not in self.lost and self._writes.saved(event):
+                self._saved(event)
         elif isinstance(event, Progressed):
             self._recorder.reported(event.trial_id, event.report, now)
         elif isinstance(event, Signalled):
@@ -150,8 +186,15 @@ class Dispatcher:
         elif isinstance(event, Faulted):
             self._recorder.note("fault", f"rank {event.rank}: {event.traceback}")
             self._leave(Leave("fault", f"rank {event.rank}:\n{event.traceback}"))
+        elif isinstance(event, Failing):
+            self._watch.failing(event.serial, event.failure, now)
+        elif isinstance(event, Through):
+            if self._watch.through(rank, event.serial):
+                self._back(rank, now)
+        elif isinstance(event, Stacks):
+            self._stacks.setdefault(event.serial, {})[rank] = event.text
         elif isinstance(event, Written):
-            self._awaits_checkpoint = False
+            self._writes.checkpoint_written()
             if event.problem is not None:
                 self._recorder.note(
                     "checkpoint", f"no checkpoint of the best trial: {event.problem}"
@@ -160,21 +203,29 @@ class Dispatcher:
             raise InternalError(f"the dispatcher was sent {event!r}")
 
     def _saved(self, event: Saved) -> None:
-        key = (event.trial_id, event.epoch)
-        if key not in self._saving:
-            self._saved_early[key] = event
-            return
-        self._saving.remove(key)
         self._recorder.saved(event.trial_id, event.epoch, event.problem)
-
-    @property
-    def _is_writing(self) -> bool:
-        return self._awaits_checkpoint or bool(self._saving)
+        if event.problem is None:
+            self._carry_out(self._coordinator.saved(event.trial_id, event.epoch, event.size))
 
     def _ended(self, event: Ended, now: float) -> None:
-        allocation, _ = self._running.pop(event.serial)
-        self._timed_out.discard(event.serial)
-        outcome = event.outcome(allocation)
+        if not self._watch.is_running(event.serial):
+            return  # given up before, and its leader is back
+        self._watch.ended(event.serial)
+        outcome = event.outcome(self._running[event.serial][0])
+        self._settle(outcome, now, saving=event.saving)
+
+    def _settle(
+        self,
+        outcome: Outcome,
+        now: float,
+        *,
+        saving: int | None = None,
+        lost: Collection[int] = (),
+    ) -> None:
+        """Take the outcome of a running evaluation; all its ranks but ``lost`` ones are free."""
+        allocation = outcome.allocation
+        del self._running[allocation.serial]
+        self._tell_stacks(allocation)
         evaluation = allocation.evaluation
         trial_id = evaluation.trial.id
         if outcome.ending is Ending.INTERRUPTED and not (self._is_stopping or self._is_late):
@@ -182,7 +233,7 @@ class Dispatcher:
             self._is_late = True
             self._recorder.note("stop", f"stopping: {TIME_LIMIT}")
             self._carry_out(self._coordinator.stop(TIME_LIMIT, now))
-        instructions = self._coordinator.tell(outcome, now)
+        instructions = self._coordinator.tell(outcome, now, lost=lost)
         # What is to be forgotten goes first: a rank may soon keep a newer state of the trial.
         if outcome.ending is Ending.FAILED:
             # A keeper may have been done before another member failed.
@@ -191,14 +242,13 @@ class Dispatcher:
             again = set(allocation.holders) & set(allocation.keepers)
             self._order(Forget(trial_id, before=evaluation.stop), again)
         self._send(instructions)  # before anything is written down: the ranks wait
-        self._recorder.ended(outcome, now, saving=event.saving)
+        self._recorder.ended(outcome, now, saving=saving)
         if evaluation.start > 0 and outcome.ending is Ending.FINISHED:
             self._recorder.drop(trial_id, before=evaluation.stop)
-        if event.saving is not None:
-            key = (trial_id, event.saving)
-            self._saving.add(key)
-            if key in self._saved_early:
-                self._saved(self._saved_early.pop(key))
+        if saving is not None:
+            word = self._writes.expect(trial_id, saving, allocation.leader)
+            if word is not None:
+                self._saved(word)
         self._recorder.status(trial_id, self._coordinator.status(trial_id))
         self._record(instructions)
 
@@ -212,21 +262,94 @@ class Dispatcher:
             self._mailbox.post(StopSoon(), rank, Tag.ALERT)
         self._carry_out(self._coordinator.stop(reason, self._clock()))
 
-    def _watch_limits(self, now: float) -> None:
+    # Time goes on.
+
+    def _look_after(self, now: float) -> None:
+        """See to what must happen although no event came."""
         if self._deadline is not None and now >= self._deadline:
             self.stop(TIME_LIMIT)
-        if self._trial_seconds is None:
-            return
-        for serial, (allocation, since) in self._running.items():
-            if now - since > self._trial_seconds and serial not in self._timed_out:
-                self._timed_out.add(serial)
-                failure = Failure(
-                    rank=allocation.leader,
-                    kind=TrialTimeout.__name__,
-                    message=f"took longer than limits.trial_seconds: {self._trial_seconds:g}",
-                )
-                for rank in allocation.ranks:
-                    self._mailbox.post(Abort(serial, failure), rank, Tag.ALERT)
+        if self._beat_seconds is not None and now >= self._next_beat:
+            self._next_beat = now + self._beat_seconds
+            deputy = next((r for r in self._training_ranks if r and r not in self.lost), None)
+            if deputy is not None:
+                self._mailbox.post(Alive(), deputy, Tag.ALERT)
+        self._release()
+        dead = self._world.dead
+        for verdict in self._watch.due(now, dead):
+            self._enforce(verdict, now)
+        if unknown := dead.difference(self.lost):
+            busy = {rank for allocation, _ in self._running.values() for rank in allocation.ranks}
+            if idle := unknown.difference(busy):
+                self._lose(idle, f"{name_ranks(idle)} died")
+                self._carry_out(self._coordinator.lose(idle, now))
+
+    def _enforce(self, verdict: Verdict, now: float) -> None:
+        allocation = verdict.allocation
+        if isinstance(verdict, GiveUp):
+            self._give_up(verdict, now)
+        elif isinstance(verdict, Release):
+            self._ask_stacks(allocation.serial, allocation.ranks)
+            self._releases.append(verdict)
+        else:
+            self._ask_stacks(allocation.serial, verdict.ranks)
+
+    def _release(self) -> None:
+        """Abort what was asked for its stacks at the last tick: the first to leave free others."""
+        releases, self._releases = self._releases, []
+        for verdict in releases:
+            allocation = verdict.allocation
+            for rank in allocation.ranks:
+                self._mailbox.post(Abort(allocation.serial, verdict.failure), rank, Tag.ALERT)
+
+    def _ask_stacks(self, serial: int, ranks: Sequence[int]) -> None:
+        for rank in ranks:
+            self._mailbox.post(TellStacks(serial), rank, Tag.ALERT)
+
+    def _give_up(self, verdict: GiveUp, now: float) -> None:
+        """Go on without ranks that did not leave an evaluation, or have died in it."""
+        allocation, failure = verdict.allocation, verdict.failure
+        serial, trial_id = allocation.serial, allocation.evaluation.trial.id
+        died = self._world.dead.intersection(verdict.ranks)
+        stuck = sorted(set(verdict.ranks).difference(died))
+        for ranks, what in ((stuck, "did not leave it and is set aside"), (sorted(died), "died")):
+            if ranks:
+                text = f"trial {trial_id} failed ({failure.kind}), and {name_ranks(ranks)} {what}"
+                self._lose(ranks, text)
+        self._mailbox.post(GivenUp(serial), allocation.leader, Tag.ALERT)
+        outcome = Outcome(
+            allocation=allocation,
+            ending=Ending.FAILED,
+            failure=failure,
+            t_start=self._running[serial][1],
+            t_stop=now,
+        )
+        self._settle(outcome, now, lost=verdict.ranks)
+
+    def _lose(self, ranks: Collection[int], text: str) -> None:
+        """Note that ranks are lost; nobody waits for anything from them any more."""
+        self.lost.update(ranks)
+        left = len(self._training_ranks) - len(self.lost.intersection(self._training_ranks))
+        self._recorder.note("lost", f"{text}; {left} ranks are left")
+        saving, has_checkpoint = self._writes.lose(ranks)
+        for trial_id, epoch in saving:
+            self._recorder.saved(trial_id, epoch, "the rank that wrote it is lost")
+        if has_checkpoint:
+            text = "no checkpoint of the best trial: the rank that wrote it is lost"
+            self._recorder.note("checkpoint", text)
+        for rank in self._training_ranks:
+            if rank not in self.lost:
+                self._mailbox.post(Gone(tuple(ranks)), rank, Tag.ALERT)
+
+    def _back(self, rank: int, now: float) -> None:
+        """A rank that was set aside has left its evaluation after all."""
+        self.lost.discard(rank)
+        self._recorder.note("back", f"rank {rank} is back")
+        self._carry_out(self._coordinator.readmit(rank, now))
+
+    def _tell_stacks(self, allocation: Allocation) -> None:
+        if stacks := self._stacks.pop(allocation.serial, None):
+            trial_id = allocation.evaluation.trial.id
+            self._recorder.note("stacks", f"trial {trial_id} stood at:\n{merged(stacks)}")
 
     # Instructions.
 
@@ -239,7 +362,9 @@ class Dispatcher:
         for instruction in instructions:
             if isinstance(instruction, Start):
                 allocation = instruction.allocation
-                self._running[allocation.serial] = (allocation, self._clock())
+                now = self._clock()
+                self._running[allocation.serial] = (allocation, now)
+                self._watch.started(allocation, now)
                 self._order(Train(allocation), allocation.ranks)
             elif isinstance(instruction, Drop):
                 self._order(Forget(instruction.trial_id), instruction.ranks)
@@ -251,14 +376,14 @@ class Dispatcher:
             if isinstance(instruction, Start):
                 self._recorder.started(instruction.allocation, now)
             elif isinstance(instruction, Drop):
-                if instruction.has_ended:
+                if instruction.has_ended or instruction.from_disk:
                     self._recorder.drop(instruction.trial_id)
             elif isinstance(instruction, CloseRung):
                 self._close_rung(instruction, now)
             elif isinstance(instruction, Save):
                 best = self._coordinator.best
                 assert best is not None
-                self._awaits_checkpoint = True
+                self._writes.expect_checkpoint(instruction.rank)
                 self._order(WriteCheckpoint(best), [instruction.rank])
             elif isinstance(instruction, Notice):
                 self._recorder.note("notice", instruction.text)
@@ -281,7 +406,8 @@ class Dispatcher:
         self._leave(Leave(finish.reason, unwritten=problem))
 
     def _leave(self, order: Leave) -> None:
-        self.is_over = True
+        lost = self.lost | self._world.dead
+        order = self.farewell = replace(order, lost=tuple(sorted(lost)))
         if order.fault is not None:
             for rank in self._training_ranks:
                 self._mailbox.post(StopSoon(), rank, Tag.ALERT)

@@ -3,32 +3,17 @@
 from __future__ import annotations
 
 import logging
-import sys
 import time
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpihpo.allocation import Topology
-from mpihpo.comm.devices import place_on_node
-from mpihpo.comm.mailbox import Tag
-from mpihpo.coordinator import build_coordinator
-from mpihpo.errors import ExperimentError, InternalError
+from mpihpo.errors import CoordinatorLost
 from mpihpo.experiment import Experiment
 from mpihpo.results.reader import Results
-from mpihpo.runner.agent import Agent
-from mpihpo.runner.dispatcher import Dispatcher
-from mpihpo.runner.member import Equipment
-from mpihpo.runner.orders import Leave, Saved
-from mpihpo.runner.preparation import Preparation, Request, TrainFunction, make_recorder, prepare
-from mpihpo.runner.recorder import CHECKPOINTS, Recorder
-from mpihpo.runner.saver import Saver
-from mpihpo.runner.state import Keeper, KeptState
-from mpihpo.runner.torch_set_up import torch_set_up
-from mpihpo.runner.worker import Worker
-from mpihpo.search import build_searcher
+from mpihpo.runner.preparation import Preparation, Request, TrainFunction, prepare
+from mpihpo.runner.session import Ended, Hooks, hold_session
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -36,8 +21,6 @@ if TYPE_CHECKING:
     from mpihpo.comm.world import World
 
 logger = logging.getLogger(__name__)
-
-_SWITCH_SECONDS = 0.0005
 
 
 def run(
@@ -63,6 +46,7 @@ def run(
     Raises:
         ExperimentError: On every rank: the experiment is wrong, or the world too small for it.
         InternalError: On every rank: a fault of the runtime.
+        CoordinatorLost: On the ranks that are left: rank 0 is stuck or dead.
     """
     if comm is None:
         from mpi4py import MPI
@@ -75,197 +59,59 @@ def run(
         ended = execute(world, request)
         if ended.unwritten is not None and world.rank == 0:
             logger.error("%s", ended.unwritten)
+        if ended.results is None:
+            raise CoordinatorLost("rank 0 did not leave its training function; resume the run")
         return ended.results
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """What a job came to."""
-
-    results: Results
-    reason: str
-    unwritten: str | None
-    """What could not be written to disk; None if all was."""
 
 
 def execute(
     world: World,
     request: Request,
     *,
-    with_agent: Callable[[Agent], None] | None = None,
     seconds_left: float | None = None,
+    hooks: Hooks | None = None,
 ) -> Ended:
     """Run one job; collective over the world.
+
+    Where ranks can die, and rank 0 does, the others become the world, and another coordinator goes
+    on from the journal: as a job does that resumes a killed one, in the same processes.
 
     Args:
         world: The ranks.
         request: What to do.
-        with_agent: Called on each rank once it has its agent.
         seconds_left: Of the allotted time, on rank 0; None: no limit but the experiment's.
+        hooks: Of the owner of the process.
+
+    Raises:
+        CoordinatorLost: On the ranks that are left: rank 0 is silent, or dead and nothing of the
+            run is on the disk.
     """
     preparation = prepare(world, request)
-    experiment = preparation.experiment
-    with ExitStack() as stack:
-        backend, device = stack.enter_context(torch_set_up(world, experiment))
-        # Every rank's clock starts when all have arrived; their skew is that of a barrier.
-        world.comm.Barrier()
-        started = time.monotonic() - preparation.elapsed_seconds
-
-        def clock() -> float:
-            return time.monotonic() - started
-
-        deadline = world.on_root(lambda: _deadline(experiment, preparation, seconds_left))
-        keeper = Keeper()
-        agent = stack.enter_context(Agent(world, keeper))
-        if with_agent is not None:
-            with_agent(agent)
-        world.serve = agent.serve
-        stack.callback(setattr, world, "serve", lambda: None)
-        training = experiment.training_range(world.size)
-        dispatcher, recorder = _dispatch(
-            world, request, preparation, training, clock, deadline, stack
-        )
-        leave: Leave | None = None
-        if world.rank in training:
-            saver = stack.enter_context(_saver(world, preparation))
-            local_rank, _ = place_on_node(world.node_of, world.rank, training)
-            equipment = Equipment(
-                world=world,
-                experiment=experiment,
-                train=preparation.train,
-                backend=backend,
-                device=device,
-                local_rank=local_rank,
-                directory=preparation.directory,
-                keeper=keeper,
-                agent=agent,
-                saver=saver,
-                clock=clock,
-                deadline=deadline,
+    limit = preparation.experiment.limits.time_seconds
+    left = world.on_root(lambda: min(filter(None, (limit, seconds_left)), default=None))
+    ends_at = None if left is None else time.monotonic() + left
+    while True:
+        try:
+            return hold_session(
+                world, request, preparation, ends_at=ends_at, hooks=hooks or Hooks()
             )
-            leave = _work(world, Worker(equipment), dispatcher, agent)
-        elif dispatcher is not None:
-            dispatcher.begin()
-            dispatcher.run()
-        return _gather(world, leave, recorder, preparation.directory, training[0])
+        except CoordinatorLost:
+            if 0 not in world.dead or preparation.directory is None:
+                raise
+        world.shrink()
+        request = _resuming(request, preparation)
+        preparation = prepare(world, request)
 
 
-def _work(world: World, worker: Worker, dispatcher: Dispatcher | None, agent: Agent) -> Leave:
-    """Train until told to leave; world rank 0 dispatches beside it."""
-    if dispatcher is None:
-        return worker.run()
-    dispatcher.begin()
-    if world.threads_may_call:
-        # Else a training function in pure Python would keep the dispatcher waiting for 5 ms.
-        interval = sys.getswitchinterval()
-        sys.setswitchinterval(_SWITCH_SECONDS)
-        thread = dispatcher.start_thread()
-        try:
-            leave = worker.run()
-        finally:
-            thread.join()
-            sys.setswitchinterval(interval)
-        return leave
-
-    def serve() -> None:
-        agent.serve()
-        dispatcher.step()
-
-    world.serve = serve
-    return worker.run()
-
-
-def _deadline(
-    experiment: Experiment, preparation: Preparation, seconds_left: float | None
-) -> float | None:
-    """When the job's time is over, in seconds since its start; on one rank."""
-    limits = [experiment.limits.time_seconds, seconds_left]
-    given = [limit for limit in limits if limit is not None]
-    return preparation.elapsed_seconds + min(given) if given else None
-
-
-def _saver(world: World, preparation: Preparation) -> Saver:
-    def tell(state: KeptState, problem: str | None) -> None:
-        world.mailbox.post(Saved(state.trial_id, state.epoch, problem), 0, Tag.EVENT)
-
-    directory = preparation.directory
-    folder = None if directory is None else directory / CHECKPOINTS
-    return Saver(folder, tell, in_thread=world.threads_may_call)
-
-
-def _dispatch(
-    world: World,
-    request: Request,
-    preparation: Preparation,
-    training: range,
-    clock: Callable[[], float],
-    deadline: float | None,
-    stack: ExitStack,
-) -> tuple[Dispatcher | None, Recorder | None]:
-    """Dispatcher and open recorder on world rank 0; collective over the world."""
-    dispatcher = recorder = None
-    error: Exception | None = None
-    if world.rank == 0:
-        try:
-            recorder = stack.enter_context(make_recorder(world, request, preparation).open())
-            dispatcher = _dispatcher(world, preparation, recorder, training, clock, deadline)
-        except OSError as problem:
-            text = f"{preparation.directory} cannot be written: {problem}"
-            error = ExperimentError("output", text)
-        except Exception as problem:
-            error = problem
-    world.agree(error)
-    return dispatcher, recorder
-
-
-def _dispatcher(
-    world: World,
-    preparation: Preparation,
-    recorder: Recorder,
-    training: range,
-    clock: Callable[[], float],
-    deadline: float | None,
-) -> Dispatcher:
-    experiment = preparation.experiment
-    coordinator = build_coordinator(
-        searcher=build_searcher(
-            experiment.search, seed=experiment.seed, mode=experiment.objective.mode
-        ),
-        trials=experiment.search.planned_trials,
-        schedule=experiment.schedule,
-        allocation=experiment.allocation,
-        objective=experiment.objective,
-        seed=experiment.seed,
-        topology=Topology(world.node_of),
-        training_ranks=training,
-        retries=experiment.limits.retries,
-        deadline=deadline,
+def _resuming(request: Request, preparation: Preparation) -> Request:
+    """To go on with what the same job has begun, on any rank."""
+    return replace(
+        request,
+        experiment=preparation.experiment,
+        train=preparation.train,
+        output=preparation.directory,
+        overrides=[],
+        resume=True,
+        force=True,
+        takes_over=True,
     )
-    if preparation.earlier is not None:
-        coordinator.replay(preparation.earlier.history)
-    return Dispatcher(
-        world,
-        coordinator,
-        recorder,
-        training_ranks=training,
-        clock=clock,
-        deadline=deadline,
-        trial_seconds=experiment.limits.trial_seconds,
-    )
-
-
-def _gather(
-    world: World,
-    leave: Leave | None,
-    recorder: Recorder | None,
-    directory: Path | None,
-    root: int,
-) -> Ended:
-    """The job's end, equal on all ranks; collective over the world."""
-    leave = world.comm.bcast(leave, root)
-    assert leave is not None
-    if leave.fault is not None:
-        raise InternalError(f"the job failed, and not one of its trials:\n{leave.fault}")
-    tables = None if recorder is None else Results.from_tables(recorder.tables, directory)
-    results: Results = world.comm.bcast(tables, 0)
-    return Ended(results, leave.reason, leave.unwritten)

@@ -30,12 +30,14 @@ class RunLock:
 
     Args:
         directory: The run's folder.
+        takes_over: Whoever held it is known to be dead.
 
     Raises:
         ExperimentError: On entering: another job that is alive holds it; ``where`` is ``output``.
     """
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, *, takes_over: bool = False) -> None:
+        self._takes_over = takes_over
         self._path = directory / NAME
         self._directory = directory
         self._touched = 0.0
@@ -92,7 +94,7 @@ class RunLock:
         is_alive = age < STALE_SECONDS
         if owner.get("host") == host:
             is_alive = _is_running(owner.get("pid"))
-        if is_alive:
+        if is_alive and not self._takes_over:
             raise self._refusal(_name(text))
         # Of several jobs that see the same stale lock, one moves it away.
         aside = self._path.with_name(f".{NAME}.{uuid.uuid4().hex}")

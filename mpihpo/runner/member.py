@@ -14,13 +14,21 @@ from typing import TYPE_CHECKING, Any
 from mpihpo.comm.group import Group
 from mpihpo.comm.mailbox import Tag
 from mpihpo.comm.waiting import wait_until
-from mpihpo.errors import GroupAborted, InternalError, TrialError
+from mpihpo.errors import GroupAborted, InternalError, RankLost, TrialError
 from mpihpo.experiment import Experiment
 from mpihpo.records import Allocation, Ending, Failure, Report, Spent
 from mpihpo.runner.agent import Agent
 from mpihpo.runner.batch import plan_batch
 from mpihpo.runner.handover import channel_of, receive_state
-from mpihpo.runner.orders import Abort, Ended, EpochVerdict, MemberEnd, Progressed, SendState
+from mpihpo.runner.orders import (
+    Abort,
+    Ended,
+    EpochVerdict,
+    Failing,
+    MemberEnd,
+    Progressed,
+    SendState,
+)
 from mpihpo.runner.recorder import CHECKPOINTS
 from mpihpo.runner.saved_state import read_state, state_path
 from mpihpo.runner.saver import Saver
@@ -82,6 +90,7 @@ class Member:
         self._is_consequence = False  # of another member's failure
         self._is_interrupted = False
         self._state: KeptState | None = None  # for the disk, once every member has come through
+        self._state_bytes: int | None = None
 
     def take_part(self) -> None:
         """Build, train, keep and free, and tell how it went; collective over the allocation."""
@@ -109,6 +118,7 @@ class Member:
             destroy_foreign_default()  # or the next trial on this rank could not have its own
         freed = time.perf_counter() - began
         self._spent = replace(self._spent, resplit=self._spent.resplit + freed)
+        self._agent.leave(has_failed=self._failure is not None)
         if group.rank == 0:
             self._report_end()
         else:
@@ -125,7 +135,7 @@ class Member:
         trial = self._trial(self._kept_state())
         fetched = time.perf_counter()
         try:
-            with torch_defaults_restored():
+            with torch_defaults_restored(), self._agent.training():
                 self._equipment.train(dict(allocation.evaluation.trial.config), trial)
             trial._finish()
             group.check()
@@ -138,6 +148,7 @@ class Member:
         self._is_interrupted = trial._is_interrupted
         if self._world.rank in allocation.keepers and trial._completed > trial.start:
             state = trial._take_state()
+            self._state_bytes = state.nbytes
             if not trial._is_interrupted:
                 self._equipment.keeper.put(state)
             if group.rank == 0 and self._equipment.saver.wants(state):
@@ -162,7 +173,13 @@ class Member:
             holder = allocation.holders[0]
             channel = channel_of(group.serial, self._world.tag_limit)
             self._mailbox.post(SendState(trial_id, epoch, channel), holder, Tag.ALERT)
-            kept = receive_state(self._mailbox, holder, channel, group.check)
+
+            def check() -> None:
+                group.check()
+                if self._agent.is_gone(holder):
+                    raise RankLost(f"rank {holder}, which held the trial's state, is lost")
+
+            kept = receive_state(self._mailbox, holder, channel, check)
         if kept is not None and (kept.trial_id, kept.epoch) != (trial_id, epoch):
             raise InternalError(
                 f"trial {trial_id} after epoch {epoch} was to be restored, and trial "
@@ -256,9 +273,12 @@ class Member:
             message=" ".join(str(told).split())[:500],
             traceback="".join(told.format()),
         )
+        serial = self._group.serial
         for member in self._group.ranks:
             if member != self._world.rank:
-                self._mailbox.post(Abort(self._group.serial, self._failure), member, Tag.ALERT)
+                self._mailbox.post(Abort(serial, self._failure), member, Tag.ALERT)
+        if self._group.size > 1:
+            self._mailbox.post(Failing(serial, self._failure), 0, Tag.EVENT)
 
     def _cause(self, error: BaseException) -> Failure | None:
         """The failure of another member behind this one, if there is one."""
@@ -287,7 +307,10 @@ class Member:
 
     def _report_end(self) -> None:
         """The leader: gather how it went on every member and tell the coordinator."""
-        ends = [self._end(), *self._member_ends()]
+        others = self._member_ends()
+        if others is None:
+            return  # some are lost, and the coordinator knows
+        ends = [self._end(), *others]
         failed = [end for end in ends if end.failure is not None]
         first = min(failed, key=lambda end: (end.is_consequence, end.time), default=None)
         failure = None if first is None else first.failure
@@ -316,10 +339,12 @@ class Member:
                 max(end.spent.save for end in ends),
             ),
             saving=saving,
+            state_bytes=self._state_bytes,
         )
         self._mailbox.post(event, 0, Tag.EVENT)
 
-    def _member_ends(self) -> list[MemberEnd]:
+    def _member_ends(self) -> list[MemberEnd] | None:
+        """How it went on the other members; None where not all of them will come."""
         group = self._group
         ends: list[MemberEnd] = []
 
@@ -332,8 +357,10 @@ class Member:
                     ends.append(mail[1])
             return True
 
-        wait_until(all_here, check=self._world.serve)
-        return ends
+        wait_until(
+            lambda: all_here() or self._agent.is_given_up(group.serial), check=self._world.serve
+        )
+        return ends if len(ends) == group.size - 1 else None
 
 
 def _give_memory_back() -> None:

@@ -42,6 +42,8 @@ class Leave:
     """Traceback of a fault of the runtime itself."""
     unwritten: str | None = None
     """What could not be written to disk."""
+    lost: tuple[int, ...] = ()
+    """World ranks that are set aside or dead: the others end without them."""
 
 
 # Events: from a rank to the dispatcher.
@@ -75,6 +77,8 @@ class Ended:
     """Fields of `Spent`."""
     saving: int | None = None
     """The epoch whose state the leader is writing to disk; `Saved` follows."""
+    state_bytes: int | None = None
+    """Of the state that the leader keeps; 0: there is none; None: nothing is kept."""
 
     def outcome(self, allocation: Allocation) -> Outcome:
         """The whole record."""
@@ -87,6 +91,7 @@ class Ended:
             t_start=self.t_start,
             t_stop=self.t_stop,
             spent=Spent(*self.spent),
+            state_bytes=self.state_bytes,
         )
 
 
@@ -97,6 +102,8 @@ class Saved:
     trial_id: int
     epoch: int
     problem: str | None
+    size: int = 0
+    """Bytes that it takes there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +123,38 @@ class Signalled:
 
 
 @dataclass(frozen=True, slots=True)
+class Failing:
+    """A member has failed, so that all of them are to leave the evaluation."""
+
+    serial: int
+    failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class Through:
+    """A rank has left an evaluation that failed, or had left it before."""
+
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """Where a rank stands, as it was asked to tell."""
+
+    serial: int
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """A rank that trains is alive."""
+
+    serial: int
+    waits_in: str | None
+    """The collective call in which it has been since its last beat, if it has."""
+
+
+@dataclass(frozen=True, slots=True)
 class Faulted:
     """A fault of the runtime on a rank: the job ends, and every rank raises it."""
 
@@ -132,6 +171,39 @@ class Abort:
 
     serial: int
     failure: Failure
+
+
+@dataclass(frozen=True, slots=True)
+class TellStacks:
+    """Tell where the rank stands."""
+
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """Ranks are set aside; the dispatcher has made the outcome of their evaluation itself."""
+
+    serial: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gone:
+    """Ranks are set aside or dead: wait for nothing from them."""
+
+    ranks: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Alive:
+    """The dispatcher's own sign of life, to the rank that watches it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Desert:
+    """The coordinator's rank is silent: leave the job without it."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)

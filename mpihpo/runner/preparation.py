@@ -37,8 +37,10 @@ class Request:
     """Go on with the run that is in the output folder."""
     force: bool = False
     """Resume even what differs from the run that is there."""
+    takes_over: bool = False
+    """Go on for a coordinator that has died in this very job: its folder is ours."""
     stream: TextIO | None = None
-    """Where progress is shown, on rank 0; None: nowhere."""
+    """Where rank 0 shows progress; None: nowhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -102,6 +104,7 @@ def make_recorder(world: World, request: Request, preparation: Preparation) -> R
         preparation.directory,
         progress,
         preparation.earlier,
+        takes_over=request.takes_over,
     )
 
 

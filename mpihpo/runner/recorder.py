@@ -66,6 +66,7 @@ class Recorder:
         directory: The run's folder; None: nothing is written.
         progress: What a person sees; None: nothing.
         earlier: What earlier jobs did in this folder; None: this is the first.
+        takes_over: The folder is locked for a rank of this job that has died.
     """
 
     def __init__(
@@ -77,6 +78,8 @@ class Recorder:
         directory: Path | None,
         progress: Progress | None,
         earlier: EarlierRun | None = None,
+        *,
+        takes_over: bool = False,
     ) -> None:
         self._directory = directory
         self._progress = progress
@@ -85,6 +88,7 @@ class Recorder:
         self._provenance = provenance
         self._train_digest = train_digest
         self._earlier = earlier
+        self._takes_over = takes_over
         self._queue: deque[_Entry] = deque()
         self._problems: dict[str, str] = {}  # by file
         self._told: set[str] = set()
@@ -114,7 +118,9 @@ class Recorder:
             if self._progress is not None:
                 stack.callback(self._progress.close)
             if self._directory is not None:
-                self._lock = stack.enter_context(RunLock(self._directory))
+                self._lock = stack.enter_context(
+                    RunLock(self._directory, takes_over=self._takes_over)
+                )
                 after = None if self._earlier is None else self._earlier.journal
                 if after is not None and read_journal(self._directory / JOURNAL).end != after.end:
                     problem = f"{self._directory} was written to by another job until just now"

@@ -22,7 +22,7 @@ from mpihpo.results.entries import (
     decode_trial,
 )
 from mpihpo.results.journal import JournalContent, read_journal
-from mpihpo.runner.saved_state import saved_states
+from mpihpo.runner.saved_state import saved_states, state_path
 from mpihpo.settings import show
 from mpihpo.yaml_file import parse_yaml
 
@@ -61,7 +61,7 @@ def read_run(directory: Path, journal: str, checkpoints: str) -> EarlierRun:
             provenance, train_digest = decode_experiment(entry), entry.get("train_digest")
     trials: dict[int, TrialRecord] = {}
     steps: list[Allocation | Outcome] = []
-    saved: dict[int, set[int]] = defaultdict(set)
+    saved: dict[int, dict[int, int]] = defaultdict(dict)
     seconds = 0.0
     for entry in content.entries:
         kind = entry["kind"]
@@ -74,18 +74,19 @@ def read_run(directory: Path, journal: str, checkpoints: str) -> EarlierRun:
             steps.append(outcome)
             seconds = max(seconds, outcome.t_stop)
             if entry.get("state") == "none" and outcome.ending is not Ending.FAILED:
-                saved[entry["trial"]].add(reached(outcome))
+                saved[entry["trial"]][reached(outcome)] = 0
         elif kind == "finish":
             seconds = max(seconds, entry["seconds"])
     for trial_id, epoch in saved_states(directory / checkpoints):
-        saved[trial_id].add(epoch)
+        path = state_path(directory / checkpoints, trial_id, epoch)
+        saved[trial_id][epoch] = path.stat().st_size
     return EarlierRun(
         provenance=provenance,
         train_digest=train_digest,
         history=History(
             trials=trials,
             steps=steps,
-            saved={trial_id: frozenset(epochs) for trial_id, epochs in saved.items()},
+            saved=saved,
         ),
         journal=content,
         seconds=seconds,

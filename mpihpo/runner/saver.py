@@ -19,14 +19,14 @@ class Saver:
 
     Args:
         folder: Where the states go; None: they are not saved.
-        on_done: Called for each state with what went wrong, or None.
+        on_done: Called for each state with what went wrong, or None, and the bytes on the disk.
         in_thread: False: write in `save` itself.
     """
 
     def __init__(
         self,
         folder: Path | None,
-        on_done: Callable[[KeptState, str | None], None],
+        on_done: Callable[[KeptState, str | None, int], None],
         *,
         in_thread: bool,
     ) -> None:
@@ -55,12 +55,12 @@ class Saver:
 
     def _write(self, state: KeptState) -> None:
         assert self._folder is not None
-        problem = None
+        problem, size = None, 0
         try:
-            write_state(self._folder, state)
+            size = write_state(self._folder, state).stat().st_size
         except Exception as error:  # told, and the training goes on
             problem = " ".join(f"{type(error).__name__}: {error}".split())
-        self._on_done(state, problem)
+        self._on_done(state, problem, size)
 
     def __enter__(self) -> Saver:
         return self

@@ -67,8 +67,8 @@ class KeptState:
 
     @property
     def nbytes(self) -> int:
-        """Size of all leaves in bytes."""
-        return sum(part.nbytes for part in self.parts.values())
+        """Size in bytes; 0 only where nothing was attached."""
+        return sum(part.nbytes + len(part.skeleton) for part in self.parts.values())
 
     @property
     def fingerprint(self) -> int:

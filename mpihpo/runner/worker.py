@@ -7,7 +7,7 @@ from typing import Any
 
 from mpihpo.comm.mailbox import Tag
 from mpihpo.comm.waiting import wait_until
-from mpihpo.errors import InternalError
+from mpihpo.errors import CoordinatorLost, InternalError
 from mpihpo.records import Outcome
 from mpihpo.runner.checkpoint import write_checkpoint
 from mpihpo.runner.member import Equipment, Member
@@ -29,9 +29,14 @@ class Worker:
 
         A fault of the runtime on this rank is told to the dispatcher, which tells every rank to
         leave, this one too: so none waits for another one that is gone.
+
+        Raises:
+            CoordinatorLost: Nobody will tell to leave any more.
         """
         try:
             return self._take_orders()
+        except CoordinatorLost:
+            raise
         except BaseException:
             event = Faulted(self._world.rank, traceback.format_exc())
             self._mailbox.post(event, 0, Tag.EVENT)

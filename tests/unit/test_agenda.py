@@ -8,9 +8,8 @@ import pytest
 
 from mpihpo.allocation.pace import Pace
 from mpihpo.history import History
-from mpihpo.instructions import Notice
 from mpihpo.records import Allocation, Ending, Evaluation, Outcome, Report, Status
-from tests.unit.virtual_clock import ListSearcher, Run, ended, evaluation, make, trial, unit
+from tests.unit.virtual_clock import ListSearcher, Run, ended, evaluation, make, sizes, trial, unit
 
 ONE_RUNG = {"scheduler": "none", "epochs": (1, 4)}
 
@@ -34,10 +33,6 @@ def failing(
 
 def of_trial(run: Run, trial_id: int) -> list[Allocation]:
     return [start for start in run.starts if start.evaluation.trial.id == trial_id]
-
-
-def notices(run: Run) -> list[str]:
-    return [entry.text for entry in run.log if isinstance(entry, Notice)]
 
 
 @pytest.mark.parametrize(("retries", "failures"), [(0, 1), (1, 1), (1, 2), (3, 3), (3, 4)])
@@ -122,7 +117,7 @@ def resumed(saved: dict[int, frozenset[int]], *, retries: int = 0) -> Run:
             serial=serial, evaluation=evaluation(serial, 0, 0, 4), ranks=(serial,)
         )
         steps += [allocation, ended(allocation, float(serial))]
-    history = History(trials={0: trial(0), 1: trial(1)}, steps=steps, saved=saved)
+    history = History(trials={0: trial(0), 1: trial(1)}, steps=steps, saved=sizes(saved))
     coordinator.replay(history)
     run = Run(coordinator, lambda work: float(work.trial.id))
     run.disk.update({trial_id: set(epochs) for trial_id, epochs in saved.items()})
@@ -134,18 +129,14 @@ def test_a_lost_state_takes_the_trial_to_an_earlier_epoch_and_says_so():
     (start,) = of_trial(run, 0)
     assert (start.evaluation.start, start.evaluation.stop, start.evaluation.rung) == (3, 8, 1)
     assert start.holders == ()
-    assert notices(run) == [
-        "trial 0: its state after epoch 4 is lost; it trains again from epoch 4"
-    ]
+    assert run.notices == ["trial 0: its state after epoch 4 is lost; it trains again from epoch 4"]
 
 
 def test_a_trial_without_any_state_starts_from_scratch_and_says_so():
     run = resumed({}).drive()
     (start,) = of_trial(run, 0)
     assert start.evaluation.start == 0
-    assert notices(run) == [
-        "trial 0: its state after epoch 4 is lost; it trains again from epoch 1"
-    ]
+    assert run.notices == ["trial 0: its state after epoch 4 is lost; it trains again from epoch 1"]
 
 
 def test_an_unreadable_state_is_no_failure_of_the_trial():
@@ -160,7 +151,7 @@ def test_an_unreadable_state_is_no_failure_of_the_trial():
     run.drive()
     assert starts == [4, 3, 2]
     assert run.coordinator.status(0) is Status.COMPLETED
-    assert len(notices(run)) == 2
+    assert len(run.notices) == 2
     assert run.reason == "completed"
 
 
@@ -177,6 +168,36 @@ def test_an_error_of_this_name_from_elsewhere_is_a_failure(saved: frozenset[int]
     assert fresh.reason == "every trial failed"
 
 
+@pytest.mark.parametrize(
+    ("kinds", "attempts", "is_failed"),
+    [
+        (["RankLost"], 2, False),
+        (["RankLost", "RankLost"], 2, True),
+        (["RankLost", "ValueError"], 2, True),
+        (["ValueError", "RankLost"], 1, True),
+    ],
+)
+@pytest.mark.parametrize("retries", [0, 1])
+def test_the_first_lost_rank_is_no_failure_of_the_trial(
+    kinds: list[str], attempts: int, is_failed: bool, retries: int
+):
+    left = ["ValueError"] * retries + kinds
+
+    def value(work: Evaluation) -> float | str:
+        return left.pop(0) if left and work.trial.id == 0 else 1.0
+
+    run = Run(make(2, world=1, retries=retries, **ONE_RUNG), value).drive()
+    assert len(of_trial(run, 0)) == attempts + retries
+    assert run.coordinator.status(0) is (Status.FAILED if is_failed else Status.COMPLETED)
+
+
+def test_a_lost_rank_is_forgiven_once_per_trial_and_not_per_rung():
+    value = failing((1, 0, "RankLost"), (1, 1, "RankLost"))
+    run = Run(make(4), value).drive()
+    assert [start.evaluation.rung for start in of_trial(run, 1)] == [0, 0, 1]
+    assert run.coordinator.status(1) is Status.FAILED
+
+
 def test_holders_in_memory_make_it_a_failure():
     run = Run(make(4), failing((0, 1, "CheckpointError"))).drive()
     assert run.coordinator.status(0) is Status.FAILED
@@ -186,9 +207,7 @@ def test_what_a_resumed_trial_has_on_the_disk_is_deleted_when_it_fails():
     coordinator = make(2, world=1, **ONE_RUNG)
     start = Allocation(serial=0, evaluation=evaluation(0, stop=4), ranks=(0,))
     stopped = ended(start, None, Ending.INTERRUPTED, reports=(Report(2, {}, 1.0),))
-    coordinator.replay(
-        History(trials={0: trial(0)}, steps=[start, stopped], saved={0: frozenset({2})})
-    )
+    coordinator.replay(History(trials={0: trial(0)}, steps=[start, stopped], saved={0: {2: 1}}))
     run = Run(coordinator, lambda work: None if work.trial.id == 0 else 1.0)
     run.disk[0] = {2}
     run.drive()

@@ -371,7 +371,7 @@ def scripted(scheduler: Scripted, policy: object, world: int, trials: int) -> Co
     return Coordinator(
         searcher=ListSearcher(trials),
         scheduler=build,  # type: ignore[arg-type]
-        policy=policy,  # type: ignore[arg-type]
+        policy=lambda _: policy,  # type: ignore[arg-type, return-value]
         topology=Topology.even(world),
         objective=LOSS,
         seed=0,

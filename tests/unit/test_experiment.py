@@ -11,7 +11,7 @@ import sys
 import pytest
 
 from mpihpo.errors import ExperimentError
-from mpihpo.experiment import Experiment, Limits, load_experiment, parse_duration
+from mpihpo.experiment import Experiment, Limits, load_experiment
 from mpihpo.records import Objective, TrialRecord
 from mpihpo.search import SearchSettings
 
@@ -179,7 +179,8 @@ def test_configuration_hashes_are_equal_in_another_process(path):
         (
             {"limits__time_seconds": 3},
             "limits.time_seconds: unknown key; did you mean trial_seconds? "
-            "known keys: time, trial_seconds, retries",
+            "known keys: time, trial_seconds, grace_seconds, heartbeat_seconds, retries, "
+            "state_bytes",
         ),
         (
             {"objective__direction": "min"},
@@ -247,7 +248,6 @@ def test_configuration_hashes_are_equal_in_another_process(path):
         ({"seed": -1}, f"seed: -1 {WHOLE} 0"),
         ({"seed": 2**63}, f"seed: 9223372036854775808 {WHOLE} 0"),
         ({"limits__time": "soon"}, f"limits.time: 'soon' {DURATION}"),
-        ({"limits__trial_seconds": 0}, f"limits.trial_seconds: 0 {DURATION}"),
         (
             {"process_group": "mpi"},
             "process_group: 'mpi' is not possible; expected one of: auto, nccl, gloo, none",
@@ -286,40 +286,6 @@ def test_arguments_in_a_circle_are_refused():
     circle.append(circle)
     line = "arguments: nested too deeply, or in a circle"
     assert refused(minimal(arguments={"a": circle})) == line
-
-
-@pytest.mark.parametrize(
-    ("value", "seconds"),
-    [
-        (90, 90),
-        (0.5, 0.5),
-        ("90", 90),
-        ("1e3", 1000),
-        ("90s", 90),
-        ("30m", 1800),
-        ("2h", 7200),
-        ("1d", 86400),
-        ("1h30m", 5400),
-        ("1.5h", 5400),
-        ("1d 2h 3m 4s", 93784),
-        ("02:00:00", 7200),
-        ("1:30:05", 5405),
-        ("100:00:00", 360000),
-        ("1-12:00:00", 129600),
-    ],
-)
-def test_durations(value, seconds):
-    assert parse_duration(value, "limits.time") == seconds
-
-
-@pytest.mark.parametrize(
-    "value",
-    ["", "soon", "0s", "-5", -5, "1:30", "1:60:00", "30m2h", "2 hours", "h", True, [1], "nan"],
-)
-def test_what_is_no_duration_is_refused(value):
-    with pytest.raises(ExperimentError) as caught:
-        parse_duration(value, "limits.time")
-    assert str(caught.value) == f"limits.time: {value!r} {DURATION}"
 
 
 @pytest.mark.parametrize(

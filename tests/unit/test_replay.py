@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import pytest
 from hypothesis import given, settings
@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from mpihpo.errors import InternalError
 from mpihpo.history import History
-from mpihpo.instructions import CloseRung, Notice
+from mpihpo.instructions import CloseRung
 from mpihpo.records import Allocation, Ending, Evaluation, Outcome, Status
-from tests.unit.virtual_clock import ListSearcher, Run, Step, jitter, make
+from tests.unit.virtual_clock import ListSearcher, Run, Step, jitter, make, sizes
 
 Journal = Sequence[tuple[Step, dict[int, frozenset[int]]]]
 
@@ -25,25 +25,31 @@ def history_of(journal: Journal) -> History:
     return History(
         trials={each.evaluation.trial.id: each.evaluation.trial for each in allocations},
         steps=steps,
-        saved=journal[-1][1] if journal else {},
+        saved=sizes(journal[-1][1]) if journal else {},
     )
 
 
-def values(trials: int, failures: dict[int, int]) -> Callable[[Journal], Callable[..., object]]:
-    """Objectives by trial and rung; trial i fails the first ``failures[i]`` times on its rung."""
+def values(
+    trials: int, failures: dict[int, int], losses: Collection[int] = ()
+) -> Callable[[Journal], Callable[..., object]]:
+    """Objectives by trial and rung; trial i fails the first ``failures[i]`` times on its rung.
 
-    def after(journal: Journal) -> Callable[[Evaluation], float | None]:
+    The first failure of the trials in ``losses`` is that of a rank that died.
+    """
+
+    def after(journal: Journal) -> Callable[[Evaluation], float | str | None]:
         done = Counter(
             step.allocation.evaluation.trial.id
             for step, _ in journal
             if isinstance(step, Outcome) and step.ending is Ending.FAILED
         )
 
-        def value(work: Evaluation) -> float | None:
+        def value(work: Evaluation) -> float | str | None:
             trial_id = work.trial.id
-            if done[trial_id] < failures.get(trial_id, 0):
+            if done[trial_id] < failures.get(trial_id, 0) + (trial_id in losses):
                 done[trial_id] += 1
-                return None
+                is_loss = done[trial_id] == 1 and trial_id in losses
+                return "RankLost" if is_loss else None
             return float((trial_id * 7 + work.rung * 3) % trials)
 
         return value
@@ -104,6 +110,7 @@ def check_equal(journal: Journal, last: Run, whole: Run) -> None:
     factor=st.integers(2, 3),
     worlds=st.lists(st.integers(1, 6), min_size=2, max_size=4),
     failures=st.dictionaries(st.integers(0, 11), st.integers(1, 3), max_size=4),
+    losses=st.sets(st.integers(0, 11), max_size=4),
     retries=st.integers(0, 2),
     seed=st.integers(0, 10_000),
     is_graceful=st.booleans(),
@@ -114,13 +121,14 @@ def test_cut_anywhere_and_again(
     factor: int,
     worlds: list[int],
     failures: dict[int, int],
+    losses: set[int],
     retries: int,
     seed: int,
     is_graceful: bool,
     known: bool,
 ):
     rng = random.Random(seed)
-    value = values(trials, failures)
+    value = values(trials, failures, losses)
     options = {"factor": factor, "retries": retries, "limit": trials if known else None}
     whole = Run(make(trials, world=3, **options), value([]), jitter(seed)).drive()  # type: ignore[arg-type]
     journal: list[tuple[Step, dict[int, frozenset[int]]]] = []
@@ -136,7 +144,7 @@ def test_cut_anywhere_and_again(
             journal += run.steps[: rng.randint(0, len(run.steps))]
     last = resume(journal, value(journal), jitter(seed), trials, world=worlds[-1], **options)
     last.drive()
-    assert not [entry for entry in last.log if isinstance(entry, Notice)]
+    assert not last.notices
     check_equal([*journal, *last.steps], last, whole)
 
 
@@ -160,6 +168,39 @@ def test_every_cut_of_one_journal():
                 for each in run.starts[: len(unfinished)]
             }
             assert first == unfinished
+
+
+def test_every_cut_of_a_job_that_lost_ranks():
+    """No trial lost a rank twice, so none failed: as if no rank had been lost."""
+    undisturbed = Run(make(8), values(8, {})([])).drive()
+    whole = Run(make(8), values(8, {})([]), jitter(1)).drive(outcomes=2)
+    whole.lose([3]).drive(outcomes=3)
+    whole.readmit(3).drive(outcomes=3)
+    whole.lose([1, 2]).drive()
+    lost = [each for each in whole.outcomes if each.ending is Ending.FAILED]
+    assert len(lost) >= 2
+    assert whole.rungs == undisturbed.rungs
+    for cut in range(len(whole.steps) + 1):
+        journal = whole.steps[:cut]
+        run = resume(journal, values(8, {})(journal), jitter(2), 8, world=3).drive()
+        assert run.rungs == undisturbed.rungs
+        assert run.reason == "completed"
+        assert finished([*journal, *run.steps]) == finished(undisturbed.steps)
+        again = resume(journal, values(8, {})(journal), jitter(2), 8, world=3).drive()
+        assert again.log == run.log
+
+
+@pytest.mark.parametrize(("before", "is_failed"), [(0, False), (1, True)])
+def test_a_rank_that_was_lost_before_the_resume_counts(before: int, is_failed: bool):
+    options = {"world": 2, "scheduler": "none", "policy": "fixed"}
+    run = Run(make(2, **options), lambda work: 1.0).drive(outcomes=0)
+    if before:
+        run.lose([run.running[0].leader])
+    run = resume(run.steps, lambda work: 1.0, jitter(0), 2, **options).drive(outcomes=0)
+    run.lose([next(each.leader for each in run.running if each.evaluation.trial.id == 0)])
+    run.drive()
+    assert run.coordinator.status(0) is (Status.FAILED if is_failed else Status.COMPLETED)
+    assert run.coordinator.status(1) is Status.COMPLETED
 
 
 def test_an_interrupted_trial_goes_on_after_its_last_epoch():
@@ -226,9 +267,8 @@ def test_a_stopped_trial_that_more_trials_promote_trains_from_scratch():
     promoted = [start for start in both.starts if start.evaluation.rung == 1]
     assert {start.evaluation.trial.id for start in promoted} == {2, 3}
     assert all(start.evaluation.start == 0 for start in promoted)
-    notices = [entry.text for entry in both.log if isinstance(entry, Notice)]
     text = "its state after epoch 1 is lost; it trains again from epoch 1"
-    assert {f"trial {trial_id}: {text}" for trial_id in (2, 3)} <= set(notices)
+    assert {f"trial {trial_id}: {text}" for trial_id in (2, 3)} <= set(both.notices)
     assert both.rungs == Run(make(8), value).drive().rungs
 
 

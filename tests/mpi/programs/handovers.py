@@ -71,7 +71,7 @@ class Course:
                 directory=None,
                 keeper=self.keeper,
                 agent=self.agent,
-                saver=Saver(None, lambda state, problem: None, in_thread=False),
+                saver=Saver(None, lambda state, problem, size: None, in_thread=False),
                 clock=time.monotonic,
             )
             Member(equipment, allocation).take_part()
@@ -100,7 +100,7 @@ class Course:
 def course(backend: str | None) -> Iterator[Course]:
     world = World(WORLD)
     keeper = Keeper()
-    with Agent(world, keeper) as agent:
+    with Agent(world, keeper, heartbeat_seconds=60.0) as agent:
         world.serve = agent.serve
         yield Course(world, keeper, agent, backend)
     world.close()

@@ -22,7 +22,7 @@ from mpihpo.runner.state import Keeper
 def world_and_agent(comm: MPI.Intracomm = MPI.COMM_WORLD) -> Iterator[tuple[World, Agent]]:
     """A world as a job has it. After an error it is not closed: closing waits for all ranks."""
     world = World(comm)
-    with Agent(world, Keeper()) as agent:
+    with Agent(world, Keeper(), heartbeat_seconds=60.0) as agent:
         world.serve = agent.serve
         yield world, agent
     world.close()

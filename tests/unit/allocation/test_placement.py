@@ -118,6 +118,56 @@ def test_wrong_training_ranks(ranks: tuple[int, ...]) -> None:
         RankPool(EIGHT, ranks)
 
 
+def test_a_retired_rank_is_not_given_away_until_it_is_back() -> None:
+    rank_pool = pool(EIGHT)
+    rank_pool.retire(5)
+    assert (rank_pool.size, rank_pool.free, rank_pool.is_free(5)) == (7, 7, False)
+    assert rank_pool.ranks == (0, 1, 2, 3, 4, 6, 7)
+    assert 5 not in rank_pool
+    assert rank_pool.take(4, prefer=[5]) == (0, 1, 2, 3)
+    assert rank_pool.take(3) == (4, 6, 7)
+    rank_pool.readmit(5)
+    assert (rank_pool.size, rank_pool.free) == (8, 1)
+    assert 5 in rank_pool
+    assert rank_pool.take(1) == (5,)
+
+
+def test_a_taken_rank_may_be_retired_and_is_free_when_it_is_back() -> None:
+    rank_pool = pool(EIGHT)
+    taken = rank_pool.take(2)
+    rank_pool.retire(taken[1])
+    assert (rank_pool.size, rank_pool.free) == (7, 6)
+    rank_pool.release(taken[:1])
+    assert (rank_pool.size, rank_pool.free) == (7, 7)
+    with pytest.raises(InternalError, match="rank 1 is released but was not taken"):
+        rank_pool.release([1])
+    rank_pool.readmit(1)
+    assert (rank_pool.size, rank_pool.free) == (8, 8)
+
+
+def test_every_rank_may_be_retired() -> None:
+    rank_pool = pool(Topology.even(2))
+    for rank in (0, 1, 1):
+        rank_pool.retire(rank)
+    assert (rank_pool.size, rank_pool.free, rank_pool.ranks) == (0, 0, ())
+    with pytest.raises(AllocationError, match=r"cannot take \[1\] of 0 free ranks"):
+        rank_pool.take(1)
+    rank_pool.readmit(1)
+    assert rank_pool.take(1) == (1,)
+
+
+def test_wrong_retirements() -> None:
+    rank_pool = RankPool(EIGHT, range(1, 8))
+    with pytest.raises(InternalError, match="rank 0 is lost but never trained"):
+        rank_pool.retire(0)
+    with pytest.raises(InternalError, match="rank 1 is back but was not lost"):
+        rank_pool.readmit(1)
+    rank_pool.retire(1)
+    rank_pool.readmit(1)
+    with pytest.raises(InternalError, match="rank 1 is back but was not lost"):
+        rank_pool.readmit(1)
+
+
 def test_keepers() -> None:
     assert keepers((2, 0, 1), EIGHT) == (2,)
     assert keepers((2, 0, 5, 6), EIGHT) == (2, 5)
@@ -177,9 +227,20 @@ def test_pool_against_a_model(topology: Topology, data: st.DataObject) -> None:
     everyone = set(range(topology.size))
     trained = data.draw(st.sets(st.sampled_from(sorted(everyone)), min_size=1))
     rank_pool = RankPool(topology, sorted(trained))
-    free, lent = set(trained), list[tuple[int, ...]]()
+    free, lent, lost = set(trained), list[tuple[int, ...]](), set[int]()
     for _ in range(data.draw(st.integers(1, 15))):
-        if free and (not lent or data.draw(st.booleans())):
+        if lost and data.draw(st.integers(0, 3)) == 0:
+            rank = data.draw(st.sampled_from(sorted(lost)))
+            rank_pool.readmit(rank)
+            lost.remove(rank)
+            free.add(rank)
+        elif lost != trained and (not (free or lent) or data.draw(st.integers(0, 3)) == 0):
+            rank = data.draw(st.sampled_from(sorted(trained - lost)))
+            rank_pool.retire(rank)
+            lost.add(rank)
+            free.discard(rank)
+            lent = [tuple(each for each in ranks if each != rank) for ranks in lent]
+        elif free and (not lent or data.draw(st.booleans())):
             width = data.draw(st.integers(1, len(free)))
             prefer = data.draw(st.lists(st.sampled_from(sorted(everyone)), max_size=2, unique=True))
             ranks = rank_pool.take(width, prefer)
@@ -198,11 +259,14 @@ def test_pool_against_a_model(topology: Topology, data: st.DataObject) -> None:
                 assert len(nodes) == fewest_nodes(free, topology, width)
             free -= set(ranks)
             lent.append(ranks)
-        else:
+        elif lent:
             ranks = lent.pop(data.draw(st.integers(0, len(lent) - 1)))
             rank_pool.release(ranks)
             free |= set(ranks)
         assert rank_pool.free == len(free)
+        assert rank_pool.ranks == tuple(sorted(trained - lost))
+        assert rank_pool.size == len(rank_pool.ranks)
+        assert {rank for rank in everyone if rank in rank_pool} == trained - lost
         assert {rank for rank in everyone if rank_pool.is_free(rank)} == free
 
 

@@ -22,7 +22,7 @@ from mpihpo.results.entries import (
 )
 from mpihpo.results.journal import Journal
 from mpihpo.runner.resume import EarlierRun, check_same, digest_of, read_run
-from mpihpo.runner.saved_state import write_state
+from mpihpo.runner.saved_state import state_path, write_state
 from mpihpo.runner.state import KeptState, take_tree
 from tests.unit.virtual_clock import ended, evaluation, make, trial
 
@@ -107,7 +107,8 @@ def test_everything_is_read_back(tmp_path: Path):
     assert earlier.history.trials == {i: trial(i) for i in range(4)}
     assert [step for step in earlier.history.steps if isinstance(step, Outcome)] == FOUR
     assert len(earlier.history.steps) == 8
-    assert earlier.history.saved == {2: frozenset({3})}
+    saved = state_path(tmp_path / "checkpoints", 2, 3)
+    assert earlier.history.saved == {2: {3: saved.stat().st_size}}
     assert earlier.journal.problem is None
     assert to_do(earlier.history) == []
 
@@ -187,10 +188,10 @@ def test_what_has_no_state_goes_on_where_it_was(tmp_path: Path):
     early = ended(FOUR[3].allocation, None, Ending.INTERRUPTED)
     write_journal(tmp_path, FOUR[0], stopped, failed, early, state="none")
     saved = read(tmp_path).history.saved
-    assert saved.get(0) == {4}
-    assert saved.get(1) == {3}
-    assert 4 not in saved.get(2, frozenset())  # never got there
-    assert 4 not in saved.get(3, frozenset())
+    assert saved.get(0) == {4: 0}
+    assert saved.get(1) == {3: 0}
+    assert 4 not in saved.get(2, {})  # never got there
+    assert 4 not in saved.get(3, {})
 
 
 def test_a_state_that_was_lost_counts_as_none(tmp_path: Path):

@@ -13,7 +13,7 @@ import pytest
 from tests.launch import LauncherHung
 
 TESTS = Path(__file__).parent
-MARKERS = ("mpi", "system", "gpu")
+MARKERS = ("mpi", "system", "faults", "gpu")
 
 
 def pytest_report_header() -> list[str]:
@@ -49,7 +49,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, o
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark each test by its folder, so that ``-m "not mpi and not system"`` needs no decorators."""
+    """Mark each test by its folder, so that ``-m "not mpi and not faults"`` needs no decorators."""
     for item in items:
         folder = item.path.relative_to(TESTS).parts[0] if TESTS in item.path.parents else ""
         if folder in MARKERS:

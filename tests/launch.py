@@ -138,6 +138,7 @@ class Job:
         folder: Path,
         environment: Mapping[str, str],
         cwd: str | os.PathLike[str] | None,
+        options: Sequence[str] = (),
     ) -> None:
         assert mpi.mpiexec is not None
         self.ranks = ranks
@@ -149,7 +150,7 @@ class Job:
         on_rank = ["/bin/sh", "-c", _ON_RANK, str(folder), mpi.python, *arguments]
         with (folder / "mpiexec").open("wb") as output:
             self.mpiexec = subprocess.Popen(
-                [mpi.mpiexec, "-n", str(ranks), *on_rank],
+                [mpi.mpiexec, *options, "-n", str(ranks), *on_rank],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -231,6 +232,11 @@ class Job:
             os.killpg(self.mpiexec.pid, signal.SIGKILL)
             self.mpiexec.wait()
 
+    def processes(self) -> list[int]:
+        """Process ids of everything that the job has started and that is still there."""
+        found = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
+        return [pid for pid in found if self._is_ours(pid)]
+
     def _wait_for_stacks(self, seconds: float = 5.0) -> None:
         """Give the ranks time to write; a busy machine has not scheduled them at once."""
         end = time.monotonic() + seconds
@@ -275,6 +281,7 @@ def start_ranks(
     *,
     env: Mapping[str, str | None] | None = None,
     cwd: str | os.PathLike[str] | None = None,
+    options: Sequence[str] = (),
 ) -> Iterator[Job]:
     """Start ``python *arguments`` on so many ranks; nothing of it is left after the block.
 
@@ -284,9 +291,10 @@ def start_ranks(
         arguments: For the Python of this MPI, such as ``["-m", "mpihpo", "run", "x.yaml"]``.
         env: More environment variables; None as a value takes one away.
         cwd: Working directory of the ranks.
+        options: For mpiexec.
     """
     with tempfile.TemporaryDirectory(prefix="mpihpo-ranks-") as folder:
-        job = Job(mpi, ranks, arguments, Path(folder), environment(env or {}), cwd)
+        job = Job(mpi, ranks, arguments, Path(folder), environment(env or {}), cwd, options)
         try:
             yield job
         finally:

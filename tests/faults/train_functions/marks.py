@@ -1,0 +1,52 @@
+"""Notes when a training function is entered and when it injects a fault: one JSON line each."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import time
+from pathlib import Path
+from typing import Any
+
+_RANK = "OMPI_COMM_WORLD_RANK" if "OMPI_COMM_WORLD_RANK" in os.environ else "PMI_RANK"
+WORLD_RANK = int(os.environ.get(_RANK, "0"))
+
+
+def path(trial: Any) -> Path:
+    return Path(trial.arguments["marks"])
+
+
+def note(trial: Any, what: str, **fields: Any) -> None:
+    """Append a line at once, so that a kill loses nothing of it."""
+    line = {
+        "what": what,
+        "time": time.time(),
+        "process": os.getpid(),
+        "world_rank": WORLD_RANK,
+        "trial": trial.id,
+        "rung": trial.rung,
+        "rank": trial.rank,
+        "start": trial.start,
+        **fields,
+    }
+    # A fault may be that files cannot grow any more; this one must.
+    limit, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, most))
+    descriptor = os.open(path(trial), os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+    os.write(descriptor, (json.dumps(line) + "\n").encode())
+    os.close(descriptor)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, most))
+
+
+def read(file: Path) -> list[dict[str, Any]]:
+    """All lines so far; one that is being written is left out."""
+    if not file.exists():
+        return []
+    text = file.read_text()
+    return [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]
+
+
+def is_first(trial: Any) -> bool:
+    """Whether no fault was injected into this trial so far."""
+    return not any(m["what"] == "fault" and m["trial"] == trial.id for m in read(path(trial)))

@@ -313,8 +313,8 @@ class Dispatcher:
         allocation, failure = verdict.allocation, verdict.failure
         serial, trial_id = allocation.serial, allocation.evaluation.trial.id
         if stuck := set(verdict.ranks).difference(self.lost):
-            failed = f"trial {trial_id} failed ({failure.kind})"
-            self._lose(stuck, f"{failed}; {name_ranks(stuck)} did not leave it, set aside")
+            what = f"{name_ranks(stuck)} {'are' if len(stuck) > 1 else 'is'} set aside"
+            self._lose(stuck, f"trial {trial_id} failed ({failure.kind}) and {what}")
         self._mailbox.post(GivenUp(serial), allocation.leader, Tag.ALERT)
         outcome = Outcome(
             allocation=allocation,

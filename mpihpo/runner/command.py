@@ -122,7 +122,11 @@ def _aborting(excepthook: Callable[..., Any]) -> Callable[..., Any]:
 
 @contextmanager
 def _signals() -> Iterator[Callable[[Agent], None]]:
-    """Signals that ask the job to stop, for as long as it lasts."""
+    """Signals that ask the job to stop, for as long as it lasts; then they do nothing more.
+
+    srun --kill-on-bad-exit sends SIGTERM to the others as soon as the first rank has ended with
+    status 75, and one that is still closing MPI must not end with another status then.
+    """
     agents: list[Agent] = []
     first: dict[int, float] = {}
 
@@ -136,9 +140,10 @@ def _signals() -> Iterator[Callable[[Agent], None]]:
         first.setdefault(number, time.monotonic())
         agents[0].signal(signal.Signals(number).name)
 
-    before = {name: signal.signal(getattr(signal, name), handle) for name in _SIGNALS}
+    for name in _SIGNALS:
+        signal.signal(getattr(signal, name), handle)
     try:
         yield agents.append
     finally:
-        for name, handler in before.items():
-            signal.signal(getattr(signal, name), handler)
+        for name in _SIGNALS:
+            signal.signal(getattr(signal, name), signal.SIG_IGN)

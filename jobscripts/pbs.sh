@@ -18,7 +18,10 @@ export OMP_NUM_THREADS=16
 # The fast network, for what NCCL and gloo set up over sockets.
 export NCCL_SOCKET_IFNAME=ib0 GLOO_SOCKET_IFNAME=ib0
 
+output="${MPIHPO_OUTPUT:-runs/$PBS_JOBID}"
+resume=()
+if [[ -e "$output/journal.jsonl" ]]; then resume=(--resume); fi
 # PBS sends no signal before the walltime is over: mpihpo's own limit, two minutes shorter, stands in.
 # The node file has one line per rank.
 mpiexec -n "$(wc -l <"$PBS_NODEFILE")" python -m mpihpo run experiment.yaml \
-    --output "runs/$PBS_JOBID" --set limits.time=118m
+    --output "$output" "${resume[@]}" --set limits.time=118m

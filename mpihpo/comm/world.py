@@ -19,6 +19,7 @@ T = TypeVar("T")
 
 NODE_NAME_VARIABLE = "MPIHPO_NODE_NAME"
 """Overrides the node's name, for containers whose host names are all the same."""
+_SLURM_NODE_NAME_VARIABLE = "SLURMD_NODENAME"
 
 
 class Registry:
@@ -74,8 +75,7 @@ class World:
         self.size: int = self.comm.Get_size()
         self.threads_may_call: bool = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
         self.tag_limit = int(self.comm.Get_attr(MPI.TAG_UB) or 32767)  # what MPI promises at least
-        name = os.environ.get(NODE_NAME_VARIABLE) or MPI.Get_processor_name()
-        self.node_names: tuple[str, ...] = tuple(self.comm.allgather(name))
+        self.node_names: tuple[str, ...] = _node_names(self.comm.allgather(_own_names()))
         """Name of each world rank's node."""
         self.node_of: tuple[int, ...] = _numbered(self.node_names)
         """Number of each world rank's node, by first appearance."""
@@ -196,6 +196,26 @@ def _portable(error: Exception) -> Exception:
     except Exception:
         return InternalError(f"{type(error).__name__}: {error}")
     return error
+
+
+def _own_names() -> tuple[str, str]:
+    """What this rank's host calls itself, and what Slurm calls it; local."""
+    chosen = os.environ.get(NODE_NAME_VARIABLE)
+    if chosen:
+        return chosen, ""
+    return MPI.Get_processor_name(), os.environ.get(_SLURM_NODE_NAME_VARIABLE, "")
+
+
+def _node_names(names: Iterable[tuple[str, str]]) -> tuple[str, ...]:
+    """Name of each rank's node: its host's, or Slurm's where several nodes share a host's name.
+
+    Never Slurm's alone: mpiexec hands the first node's environment on to the ranks of all nodes.
+    """
+    names = tuple(names)
+    of_slurm: dict[str, set[str]] = {}
+    for host, slurm in names:
+        of_slurm.setdefault(host, set()).update(filter(None, [slurm]))
+    return tuple(slurm if slurm and len(of_slurm[host]) > 1 else host for host, slurm in names)
 
 
 def _numbered(names: Iterable[str]) -> tuple[int, ...]:

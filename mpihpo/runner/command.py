@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +64,7 @@ def main(
         stream=None if quiet else sys.stdout,
     )
     try:
-        with stopping_on(_SIGNALS) as stop_with:
+        with _signals() as stop_with:
             left = _allotted() if world.rank == 0 else None
 
             def with_agent(agent: Agent) -> None:
@@ -147,3 +148,18 @@ def _aborting(excepthook: Callable[..., Any]) -> Callable[..., Any]:
         _abort(FAULT)
 
     return hook
+
+
+@contextmanager
+def _signals() -> Iterator[Callable[[Agent], None]]:
+    """Signals that ask the job to stop, for as long as it lasts; then they do nothing more.
+
+    srun --kill-on-bad-exit sends SIGTERM to the others as soon as the first rank has ended with
+    status 75, and one that is still closing MPI must not end with another status then.
+    """
+    try:
+        with stopping_on(_SIGNALS) as with_agent:
+            yield with_agent
+    finally:
+        for name in _SIGNALS:
+            signal.signal(getattr(signal, name), signal.SIG_IGN)

@@ -59,11 +59,26 @@ def test_every_job_script_is_there():
 @pytest.mark.parametrize("script", JOB_SCRIPTS, ids=lambda script: script.name)
 class TestJobScript:
     def test_fits_one_screen(self, script):
-        assert len(script.read_text().splitlines()) < 40
+        assert len(script.read_text().splitlines()) < 50
 
-    def test_ends_in_the_same_command(self, script):
-        command = script.read_text().replace("\\\n", "").splitlines()[-1]
-        assert re.match(r"(srun|mpiexec) .*python -m mpihpo run experiment\.yaml ", command)
+    def test_runs_the_same_command(self, script):
+        lines = script.read_text().replace("\\\n", "").splitlines()
+        (command,) = (line for line in lines if re.match("srun|mpiexec", line))
+        assert re.search(
+            r'python -m mpihpo run experiment\.yaml +--output "\$output" "\$\{resume\[@\]\}" ',
+            command,
+        )
+
+    def test_requeues_in_the_same_way(self, script):
+        def ending(path: Path) -> list[str]:
+            lines = path.read_text().splitlines()
+            begins = next(n for n, line in enumerate(lines) if line.startswith("output="))
+            return [line for line in lines[begins:] if "sees all GPUs" not in line]
+
+        if script.suffix == ".sbatch":
+            assert ending(script) == ending(CLONE / "jobscripts" / "multi_node.sbatch")
+            for option in ("--requeue", "--open-mode=append"):
+                assert f"#SBATCH {option}\n" in script.read_text()
 
     def test_sets_threads_per_rank(self, script):
         assert re.search(r"^export OMP_NUM_THREADS=", script.read_text(), flags=re.MULTILINE)
@@ -83,7 +98,7 @@ class TestJobScript:
         if script.suffix == ".sbatch":
             assert "#SBATCH --gres=gpu:4\n" in text
             assert "#SBATCH --ntasks-per-node=4\n" in text
-            assert "srun --gpu-bind=none " in text
+            assert "srun --kill-on-bad-exit=1 --gpu-bind=none " in text
 
     def test_placeholders_and_modules_are_named_in_the_readme(self, script):
         readme = (CLONE / "jobscripts" / "README.md").read_text()

@@ -127,12 +127,26 @@ def other_communicators() -> None:
 
 
 def nodes() -> None:
-    rank = MPI.COMM_WORLD.rank
+    rank, host = MPI.COMM_WORLD.rank, MPI.Get_processor_name()
     assert MPI.COMM_WORLD.size == 4
-    os.environ[NODE_NAME_VARIABLE] = ("south", "north", "south", "east")[rank]
-    with world_and_agent() as (world, _):
-        assert world.node_names == ("south", "north", "south", "east")
-        assert world.node_of == (0, 1, 0, 2)
-    del os.environ[NODE_NAME_VARIABLE]
+    names = ("south", "north", "south", "east")
+    of_slurm = ("n1", "n2", "n1", "n3")
     with world_and_agent() as (world, _):
         assert world.node_of == (0, 0, 0, 0)
+    # Slurm's name for them, where several nodes are one host: each has a daemon there.
+    assert node_names(slurm=of_slurm[rank]) == of_slurm
+    # mpiexec hands on what the first node's shell has, or nothing.
+    assert node_names(slurm="n1") == (host,) * 4
+    assert node_names(slurm="n1" if rank < 2 else None) == (host,) * 4
+    assert node_names(chosen=names[rank], slurm=of_slurm[rank]) == names
+    with world_and_agent() as (world, _):
+        assert world.node_of == (0, 1, 0, 2)
+
+
+def node_names(*, chosen: str | None = None, slurm: str | None = None) -> tuple[str, ...]:
+    for variable, value in ((NODE_NAME_VARIABLE, chosen), ("SLURMD_NODENAME", slurm)):
+        os.environ.pop(variable, None)
+        if value is not None:
+            os.environ[variable] = value
+    with world_and_agent() as (world, _):
+        return world.node_names

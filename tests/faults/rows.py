@@ -41,6 +41,9 @@ class TrialJob:
     """Whether mpiexec is asked to survive the death of a rank."""
     is_quiet: bool = True
     """Whether no rank but 0 prints, and nobody warns."""
+    spares: int = 0
+    """Trials without a fault at the end, which show that every rank is of use again; 0: as many as
+    take each rank twice."""
     seconds: float = 60.0
     """Until the job counts as hanging."""
 

@@ -48,6 +48,7 @@ def large_states(config, trial):
     trial.attach(weights=weights)
     for epoch in trial.epochs():
         assert (weights == epoch - 1).all()
+        time.sleep(trial.arguments["seconds"])
         weights += 1
         if marks.is_first(trial):
             marks.note(trial, "fault")

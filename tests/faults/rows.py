@@ -127,8 +127,6 @@ class JobFault:
     """Whether in the end the results must be those of a job that nothing disturbs."""
     forgets: bool = False
     """Whether outcomes are lost, so that their evaluations are done again."""
-    same_sections: Mapping[str, Any] = field(default_factory=dict)
-    """What that job's experiment has instead of the row's sections."""
     program: tuple[str, ...] | None = None
     """Instead of ``-m mpihpo run``: a program, for jobs that are embedded."""
     measured: int = 0

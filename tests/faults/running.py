@@ -102,8 +102,6 @@ class Player:
         self._number += 1
         folder = self._folder / str(self._number)
         folder.mkdir(parents=True)
-        for file in FUNCTIONS.glob("*.py"):
-            shutil.copy(file, folder)
         return folder
 
     # Faults of a trial.
@@ -134,6 +132,7 @@ class Player:
         job = TRIAL_JOBS[name]
         cases = cases_of(name, mpi)
         folder = self._new_folder()
+        add_functions(folder)
         path = write_experiment(
             folder,
             None,
@@ -167,8 +166,7 @@ class Player:
             shutil.copytree(self._once("interrupted", make=make), folder, dirs_exist_ok=True)
         played = [self._play_one(play, row, mpi, folder) for play in row.plays]
         if row.same:
-            sections = {**row.sections, **row.same_sections}
-            check_same(folder, self.undisturbed(sections), is_whole=not row.forgets)
+            check_same(folder, self.undisturbed(row), is_whole=not row.forgets)
         seconds, until, _ = played[row.measured]
         return Measured(
             row=row,
@@ -185,19 +183,18 @@ class Player:
         self._play_one(INTERRUPTED.plays[0], INTERRUPTED, mpi, folder)
         return folder
 
-    def undisturbed(self, sections: Mapping[str, Any]) -> Path:
-        """The folder of a job that nothing disturbs.
+    def undisturbed(self, row: JobFault) -> Path:
+        """The folder of a job as the row's that nothing disturbs."""
+        sections = {key: value for key, value in row.sections.items() if key != "arguments"}
+        plain = replace(row, sections=sections, after_interruption=False)
+        return self._once(
+            "alone", row.train, repr(sections), make=lambda: self._play_undisturbed(plain)
+        )
 
-        Args:
-            sections: Of the experiment, where they differ from `JOB_SECTIONS`.
-        """
-        changed = {key: value for key, value in sections.items() if key != "arguments"}
-        return self._once("alone", repr(changed), make=lambda: self._play_alone(changed))
-
-    def _play_alone(self, sections: Mapping[str, Any]) -> Path:
-        row = replace(INTERRUPTED, name="alone", sections=sections)
+    def _play_undisturbed(self, row: JobFault) -> Path:
         folder = self._new_folder()
-        self._play_one(Play(sections={"arguments": {"seconds": 0.0}}), row, MPIS[0], folder)
+        at_once = Play(sections={"arguments": {"seconds": 0.0}})
+        self._play_one(at_once, replace(row, program=None), MPIS[0], folder)
         return folder
 
     def _play_one(
@@ -234,11 +231,16 @@ class Player:
         return ["-m", "mpihpo", "run", str(path), *play.options]
 
 
+def add_functions(folder: Path) -> None:
+    """Put the training functions beside an experiment, but those that a row has changed there."""
+    for file in FUNCTIONS.glob("*.py"):
+        if not (folder / file.name).exists():
+            shutil.copy(file, folder)
+
+
 def write_job(folder: Path, sections: Mapping[str, Any], train: str = "whole_jobs:train") -> Path:
     """The experiment of a `JobFault`, with the sections where they differ, beside its functions."""
-    for file in FUNCTIONS.glob("*.py"):
-        if not (folder / file.name).exists():  # else a row may have changed it
-            shutil.copy(file, folder)
+    add_functions(folder)
     changed = {**JOB_SECTIONS, **sections}
     arguments = {"seconds": 0.05, "faults": {}, "marks": MARKS, **changed.pop("arguments", {})}
     content = {"output": "run", "arguments": arguments, **changed}

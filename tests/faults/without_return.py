@@ -72,6 +72,14 @@ FOR_EVER = {
 }
 
 TRIAL_ROWS: tuple[TrialFault, ...] = (
+    TrialFault(
+        name="steps without an end, of all ranks",
+        group=STUCK,
+        job="stuck",
+        case={"kind": "slow"},
+        error="TrialTimeout",
+        message=("took longer than limits.trial_seconds: 2",),
+    ),
     *(
         TrialFault(
             name=name,

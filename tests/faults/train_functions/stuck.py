@@ -28,10 +28,13 @@ def train(config, trial):
         assert (weights == epoch - 1).all(), f"state {weights} before epoch {epoch}"
         trial.mean(1.0)
         weights += 1
-        if epoch == 2 and "kind" in case and trial.rank == case["position"]:
-            if case["kind"] != "killed":
-                note(trial, "fault")
-            KINDS[case["kind"]](trial)
+        if epoch == 2 and "kind" in case:
+            if trial.rank == case["position"]:
+                if case["kind"] != "killed":
+                    note(trial, "fault")
+                KINDS[case["kind"]](trial)
+            elif case["kind"] == "slow":
+                KINDS[case["kind"]](trial)
         trial.comm.Barrier()
         trial.report(epoch, loss=float(config["case"]))
 
@@ -46,6 +49,13 @@ def stay_while_others_are_out(trial):
         if all(marks.seconds_to_reuse(noted, *each) is not None for each in aside.items()):
             return
         time.sleep(0.05)
+
+
+def slow(trial):
+    """All its ranks take part in every step."""
+    for _ in range(1000):
+        time.sleep(0.01)
+        trial.mean(1.0)
 
 
 def endless_loop(trial):
@@ -127,6 +137,7 @@ def killed(trial):
 
 
 KINDS = {
+    "slow": slow,
     "endless loop": endless_loop,
     "loop that swallows": loop_that_swallows,
     "asleep": asleep,

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mpihpo.allocation.pace import Pace
-from mpihpo.errors import CheckpointError, RankLost
+from mpihpo.errors import CheckpointError, Overdue, RankLost
 from mpihpo.records import Ending, Evaluation, Outcome, RungResult, Status, TrialRecord, reached
 from mpihpo.schedule import Propose, Scheduler
 
@@ -28,8 +28,8 @@ OUT_OF_MEMORY = frozenset({"OutOfMemoryError", "MemoryError"})
 """Names of errors after which a trial is given more ranks."""
 LOST_STATE = CheckpointError.__name__
 """Name of the error of a trial whose saved state cannot be read."""
-LOST_RANK = RankLost.__name__
-"""Name of the error of a trial one of whose ranks has died."""
+NOT_ITS_FAULT = frozenset({RankLost.__name__, Overdue.__name__, KeyboardInterrupt.__name__})
+"""Names of errors that a trial is forgiven once: it was stopped, or a rank has died."""
 
 _ENDED = frozenset({Status.STOPPED, Status.COMPLETED, Status.FAILED})
 
@@ -74,7 +74,7 @@ class Agenda:
         self._held: Evaluation | None = None
         self._again: deque[Evaluation] = deque()  # handed out before, to be started once more
         self._failures: Counter[int] = Counter()
-        self._bereaved: set[int] = set()  # trials that a rank died under
+        self._forgiven: set[int] = set()
         self._least: dict[int, int] = {}  # ranks that a trial needs since it ran out of memory
         self._live: dict[int, Status] = {}  # of trials that have not ended
         self._counts: Counter[Status] = Counter()
@@ -183,6 +183,10 @@ class Agenda:
             self._absorb(outcome)
         return None
 
+    def epoch_seconds(self, trial_id: int) -> float:
+        """What the trial's next epoch is expected to take; 0 if nothing was measured."""
+        return self._pace.epoch_seconds(trial_id)
+
     def started(self, evaluation: Evaluation) -> None:
         """An evaluation was given its ranks."""
         self._move(evaluation.trial.id, Status.RUNNING)
@@ -215,8 +219,8 @@ class Agenda:
         # A fault of the disk, not of the trial; torch has an error of this name as well.
         if failure.kind == LOST_STATE and start and not allocation.holders:
             self._holdings.unreadable(trial_id, start)
-        elif failure.kind == LOST_RANK and trial_id not in self._bereaved:
-            self._bereaved.add(trial_id)  # a second time the trial may be what kills them
+        elif failure.kind in NOT_ITS_FAULT and trial_id not in self._forgiven:
+            self._forgiven.add(trial_id)  # a second time the trial may be what kills them
         else:
             self._failures[trial_id] += 1
             if self._failures[trial_id] > self._retries:

@@ -70,6 +70,7 @@ def build_coordinator(
     retries: int = 0,
     deadline: float | None = None,
     state_bytes: int | None = None,
+    ranks_can_die: bool = False,
 ) -> Coordinator:
     """A coordinator with the scheduler and the policy that the settings name.
 
@@ -90,6 +91,7 @@ def build_coordinator(
         retries=retries,
         deadline=deadline,
         state_bytes=state_bytes,
+        ranks_can_die=ranks_can_die,
     )
 
 
@@ -112,6 +114,7 @@ class Coordinator:
         retries: int = 0,
         deadline: float | None = None,
         state_bytes: int | None = None,
+        ranks_can_die: bool = False,
     ) -> None:
         """Ready to begin, or to `replay` what an earlier job did.
 
@@ -119,8 +122,10 @@ class Coordinator:
         number of ranks that train, whenever it changes. ``topology`` covers all world ranks,
         ``training_ranks`` are those that train. A failed trial is trained again up to ``retries``
         times. No evaluation starts whose first epoch would end after ``deadline``, in seconds since
-        the job's start. Kept states take up to ``state_bytes`` in memory and on the disk.
+        the job's start. Kept states take up to ``state_bytes`` in memory and on the disk. Where
+        ranks can die alone, a state has a second keeper on one node as well.
         """
+        self._ranks_can_die = ranks_can_die
         self._topology = topology
         self._objective = objective
         self._lender = Lender(policy, topology, training_ranks)
@@ -152,6 +157,10 @@ class Coordinator:
     def best(self) -> Outcome | None:
         """The best trial's outcome so far, as ``records.best_outcome`` defines it."""
         return self._best
+
+    def epoch_seconds(self, trial_id: int) -> float:
+        """What the trial's next epoch is expected to take; 0 if nothing was measured."""
+        return self._agenda.epoch_seconds(trial_id)
 
     def status(self, trial_id: int) -> Status:
         """What became of a trial; pending or parked as long as it waits for ranks."""
@@ -346,7 +355,7 @@ class Coordinator:
                 evaluation=evaluation,
                 ranks=ranks,
                 holders=request.holders if evaluation.start else (),
-                keepers=keepers(ranks, self._topology),
+                keepers=keepers(ranks, self._topology, always_two=self._ranks_can_die),
             )
             self._running[allocation.serial] = allocation
             self._serial += 1

@@ -13,6 +13,7 @@
     │   ├── CheckpointError                 a state on disk is missing, damaged or of another trial
     │   ├── TrialTimeout                    it took longer than limits.trial_seconds, or was silent
     │   ├── CollectiveMismatch              its ranks wait for each other in different calls
+    │   ├── Overdue                         it did not end its epoch when the job's time was over
     │   └── RankLost                        a rank that it needs has died
     ├── CoordinatorLost(RuntimeError)       the coordinator's rank died or is silent: resume the run
     ├── ResultsError(OSError)               a results file is missing, broken or of another layout
@@ -90,6 +91,10 @@ class TrialTimeout(TrialError):
 
 class CollectiveMismatch(TrialError):
     """The ranks of a trial wait for each other in calls that cannot end."""
+
+
+class Overdue(TrialError):
+    """The job's time is over, and the trial has long not come to the end of its epoch."""
 
 
 class RankLost(TrialError):

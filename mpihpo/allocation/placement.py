@@ -16,11 +16,17 @@ from mpihpo.allocation.topology import Topology
 from mpihpo.errors import AllocationError, InternalError
 
 
-def keepers(ranks: Sequence[int], topology: Topology) -> tuple[int, ...]:
-    """Who keeps a trial's state: the leader, and the first member on another node if any."""
+def keepers(
+    ranks: Sequence[int], topology: Topology, *, always_two: bool = False
+) -> tuple[int, ...]:
+    """Who keeps a trial's state: the leader, and the first member on another node if any.
+
+    ``always_two``: else another member, if there is one.
+    """
     node_of = topology.node_of
     home = node_of[ranks[0]]
-    other = next((rank for rank in ranks if node_of[rank] != home), None)
+    near = ranks[1] if always_two and len(ranks) > 1 else None
+    other = next((rank for rank in ranks if node_of[rank] != home), near)
     return (ranks[0],) if other is None else (ranks[0], other)
 
 

@@ -80,6 +80,7 @@ class World:
         self.node_of: tuple[int, ...] = _numbered(self.node_names)
         """Number of each world rank's node, by first appearance."""
         self.dead: frozenset[int] = frozenset()
+        self.survives_deaths = False
         self.lost: frozenset[int] = frozenset()
         """World ranks that the others end without."""
         self.meeting: InterruptibleComm = self.comm

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import math
-import os
-import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,6 +17,7 @@ from mpihpo.runner.allotted_time import seconds_left
 from mpihpo.runner.job import execute
 from mpihpo.runner.preparation import Request
 from mpihpo.runner.session import Ended, Hooks
+from mpihpo.runner.signals import stopping_on
 
 if TYPE_CHECKING:
     from mpihpo.comm.world import World
@@ -29,7 +27,6 @@ BAD_EXPERIMENT = 2
 FAULT = 70
 STOPPED_EARLY = 75
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
-_SAME_SIGNAL_SECONDS = 1.0
 _LAST_WORD_SECONDS = 30.0  # rank 0, set aside, ends the job from another thread
 _RESERVE = 0.1  # of the time that is left, for closing everything
 _LONGEST_RESERVE_SECONDS = 60.0
@@ -66,8 +63,13 @@ def main(
         stream=None if quiet else sys.stdout,
     )
     try:
-        with _signals() as with_agent:
+        with stopping_on(_SIGNALS) as stop_with:
             left = _allotted() if world.rank == 0 else None
+
+            def with_agent(agent: Agent) -> None:
+                agent.dumps_when_silent = True
+                stop_with(agent)
+
             hooks = Hooks(
                 with_agent=with_agent, if_stranded=lambda ended: _abort(_finish(world, ended))
             )
@@ -145,31 +147,3 @@ def _aborting(excepthook: Callable[..., Any]) -> Callable[..., Any]:
         _abort(FAULT)
 
     return hook
-
-
-@contextmanager
-def _signals() -> Iterator[Callable[[Agent], None]]:
-    """Signals that ask the job to stop, for as long as it lasts."""
-    agents: list[Agent] = []
-    first: dict[int, float] = {}
-
-    def handle(number: int, frame: object) -> None:
-        # A launcher may hand one Ctrl-C on twice; a person asks again after a while.
-        is_repeated = time.monotonic() - first.get(number, math.inf) > _SAME_SIGNAL_SECONDS
-        if is_repeated or not agents:
-            # Asked again, or before there is anything to lose: go at once.
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
-        first.setdefault(number, time.monotonic())
-        agents[-1].signal(signal.Signals(number).name)
-
-    def with_agent(agent: Agent) -> None:
-        agent.dumps_when_silent = True
-        agents.append(agent)
-
-    before = {name: signal.signal(getattr(signal, name), handle) for name in _SIGNALS}
-    try:
-        yield with_agent
-    finally:
-        for name, handler in before.items():
-            signal.signal(getattr(signal, name), handler)

@@ -88,7 +88,7 @@ class Dispatcher:
         self._coordinator, self._recorder = coordinator, recorder
         self._training_ranks = tuple(training_ranks)
         self._clock = clock
-        self._deadline = deadline
+        self._deadline, self._grace_seconds = deadline, limits.grace_seconds
         # Where no thread of a rank's own may call MPI, a rank that trains is silent.
         heartbeat = limits.heartbeat_seconds if world.threads_may_call else None
         self._watch = Watch(
@@ -204,8 +204,8 @@ class Dispatcher:
 
     def _saved(self, event: Saved) -> None:
         self._recorder.saved(event.trial_id, event.epoch, event.problem)
-        if event.problem is None:
-            self._carry_out(self._coordinator.saved(event.trial_id, event.epoch, event.size))
+        size = event.size if event.problem is None else None
+        self._carry_out(self._coordinator.saved(event.trial_id, event.epoch, size))
 
     def _ended(self, event: Ended, now: float) -> None:
         if not self._watch.is_running(event.serial):
@@ -268,6 +268,11 @@ class Dispatcher:
         """See to what must happen although no event came."""
         if self._deadline is not None and now >= self._deadline:
             self.stop(TIME_LIMIT)
+            for serial, (allocation, since) in self._running.items():
+                trial_id = allocation.evaluation.trial.id
+                epoch = self._coordinator.epoch_seconds(trial_id) or self._deadline - since
+                if now > self._deadline + epoch + self._grace_seconds:
+                    self._watch.overdue(serial, now)
         if self._beat_seconds is not None and now >= self._next_beat:
             self._next_beat = now + self._beat_seconds
             deputy = next((r for r in self._training_ranks if r and r not in self.lost), None)
@@ -275,13 +280,11 @@ class Dispatcher:
                 self._mailbox.post(Alive(), deputy, Tag.ALERT)
         self._release()
         dead = self._world.dead
+        if died := dead.difference(self.lost):
+            self._lose(died, f"{name_ranks(died)} died")
+            self._carry_out(self._coordinator.lose(died, now))
         for verdict in self._watch.due(now, dead):
             self._enforce(verdict, now)
-        if unknown := dead.difference(self.lost):
-            busy = {rank for allocation, _ in self._running.values() for rank in allocation.ranks}
-            if idle := unknown.difference(busy):
-                self._lose(idle, f"{name_ranks(idle)} died")
-                self._carry_out(self._coordinator.lose(idle, now))
 
     def _enforce(self, verdict: Verdict, now: float) -> None:
         allocation = verdict.allocation
@@ -309,12 +312,9 @@ class Dispatcher:
         """Go on without ranks that did not leave an evaluation, or have died in it."""
         allocation, failure = verdict.allocation, verdict.failure
         serial, trial_id = allocation.serial, allocation.evaluation.trial.id
-        died = self._world.dead.intersection(verdict.ranks)
-        stuck = sorted(set(verdict.ranks).difference(died))
-        for ranks, what in ((stuck, "did not leave it and is set aside"), (sorted(died), "died")):
-            if ranks:
-                text = f"trial {trial_id} failed ({failure.kind}), and {name_ranks(ranks)} {what}"
-                self._lose(ranks, text)
+        if stuck := set(verdict.ranks).difference(self.lost):
+            what = f"{name_ranks(stuck)} {'are' if len(stuck) > 1 else 'is'} set aside"
+            self._lose(stuck, f"trial {trial_id} failed ({failure.kind}) and {what}")
         self._mailbox.post(GivenUp(serial), allocation.leader, Tag.ALERT)
         outcome = Outcome(
             allocation=allocation,
@@ -332,7 +332,7 @@ class Dispatcher:
         self._recorder.note("lost", f"{text}; {left} ranks are left")
         saving, has_checkpoint = self._writes.lose(ranks)
         for trial_id, epoch in saving:
-            self._recorder.saved(trial_id, epoch, "the rank that wrote it is lost")
+            self._saved(Saved(trial_id, epoch, "the rank that wrote it is lost"))
         if has_checkpoint:
             text = "no checkpoint of the best trial: the rank that wrote it is lost"
             self._recorder.note("checkpoint", text)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import logging
+import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,11 +16,15 @@ from mpihpo.experiment import Experiment
 from mpihpo.results.reader import Results
 from mpihpo.runner.preparation import Preparation, Request, TrainFunction, prepare
 from mpihpo.runner.session import Ended, Hooks, hold_session
+from mpihpo.runner.signals import stopping_on
 
 if TYPE_CHECKING:
     from mpi4py import MPI
 
     from mpihpo.comm.world import World
+    from mpihpo.runner.agent import Agent
+
+INTERRUPT = "SIGINT"
 
 logger = logging.getLogger(__name__)
 
@@ -47,6 +53,7 @@ def run(
         ExperimentError: On every rank: the experiment is wrong, or the world too small for it.
         InternalError: On every rank: a fault of the runtime.
         CoordinatorLost: On the ranks that are left: rank 0 is stuck or dead.
+        KeyboardInterrupt: On every rank: one was interrupted, and the job stopped in order.
     """
     if comm is None:
         from mpi4py import MPI
@@ -54,14 +61,24 @@ def run(
         comm = MPI.COMM_WORLD
     from mpihpo.comm.world import World
 
-    with World(comm) as world:
+    with World(comm) as world, _interrupts() as with_agent:
         request = Request(experiment=experiment, train=train, output=output)
-        ended = execute(world, request)
+        ended = execute(world, request, hooks=Hooks(with_agent=with_agent))
         if ended.unwritten is not None and world.rank == 0:
             logger.error("%s", ended.unwritten)
         if ended.results is None:
             raise CoordinatorLost("rank 0 did not leave its training function; resume the run")
+        if ended.reason == INTERRUPT:
+            raise KeyboardInterrupt
         return ended.results
+
+
+@contextmanager
+def _interrupts() -> Iterator[Callable[[Agent], None]]:
+    """Ctrl-C ends the job in order; where the host has a handler of its own, that is used."""
+    is_default = signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    with stopping_on((INTERRUPT,) if is_default else ()) as with_agent:
+        yield with_agent
 
 
 def execute(

@@ -17,6 +17,7 @@ from mpihpo.comm.waiting import wait_until
 from mpihpo.errors import GroupAborted, InternalError, RankLost, TrialError
 from mpihpo.experiment import Experiment
 from mpihpo.records import Allocation, Ending, Failure, Report, Spent
+from mpihpo.results.encoding import name_ranks
 from mpihpo.runner.agent import Agent
 from mpihpo.runner.batch import plan_batch
 from mpihpo.runner.handover import channel_of, receive_state
@@ -89,6 +90,7 @@ class Member:
         self._failed_at = 0.0
         self._is_consequence = False  # of another member's failure
         self._is_interrupted = False
+        self._has_entered = False  # trial.epochs()
         self._state: KeptState | None = None  # for the disk, once every member has come through
         self._state_bytes: int | None = None
 
@@ -146,6 +148,9 @@ class Member:
                 resplit=built - began, restore=restore, train=trained - built - restore
             )
         self._is_interrupted = trial._is_interrupted
+        self._has_entered = trial._uses_epochs
+        if group.rank == 0 and not self._has_entered:
+            self._tell_epoch(None, is_last=True)  # the others may wait for it
         if self._world.rank in allocation.keepers and trial._completed > trial.start:
             state = trial._take_state()
             self._state_bytes = state.nbytes
@@ -223,10 +228,9 @@ class Member:
         if group.rank == 0:
             ends = self._equipment.clock() + epoch_seconds
             is_late = deadline is not None and ends > deadline
-            verdict = EpochVerdict(group.serial, epoch, self._agent.should_stop or is_late)
-            for member in group.ranks[1:]:
-                self._mailbox.post(verdict, member, Tag.EPOCH)
-            return verdict.is_last
+            is_last = self._agent.should_stop or is_late
+            self._tell_epoch(epoch, is_last=is_last)
+            return is_last
         found: list[EpochVerdict] = []
 
         def arrived() -> bool:
@@ -236,12 +240,19 @@ class Member:
             return bool(found)
 
         wait_until(arrived, check=group.check)
-        if found[0].epoch != epoch:
+        told = found[0].epoch
+        if told != epoch:
+            leader = "entered no loop" if told is None else f"after epoch {told}"
             raise TrialError(
-                f"rank {group.rank} of the trial goes on after epoch {epoch}, its leader after "
-                f"epoch {found[0].epoch}; expected all ranks to leave trial.epochs() together"
+                f"rank {group.rank} of the trial goes on after epoch {epoch}, its leader {leader}; "
+                "expected all ranks to leave trial.epochs() together"
             )
         return found[0].is_last
+
+    def _tell_epoch(self, epoch: int | None, *, is_last: bool) -> None:
+        verdict = EpochVerdict(self._group.serial, epoch, is_last)
+        for member in self._group.ranks[1:]:
+            self._mailbox.post(verdict, member, Tag.EPOCH)
 
     def _progress(self, report: Report) -> None:
         if self._reports and self._reports[-1].epoch == report.epoch:
@@ -259,7 +270,7 @@ class Member:
         """Note a failure of this rank and tell the other members; local."""
         self._failed_at = time.time()
         if isinstance(error, KeyboardInterrupt):
-            self._agent.signal("KeyboardInterrupt")
+            self._agent.signal("SIGINT")
         cause = self._cause(error)
         self._is_consequence = cause is not None
         if cause is not None:
@@ -297,12 +308,14 @@ class Member:
 
     def _end(self) -> MemberEnd:
         return MemberEnd(
+            rank=self._world.rank,
             serial=self._group.serial,
             spent=self._spent,
             failure=self._failure,
             is_interrupted=self._is_interrupted,
             time=self._failed_at,
             is_consequence=self._is_consequence,
+            has_entered=self._has_entered,
         )
 
     def _report_end(self) -> None:
@@ -313,7 +326,7 @@ class Member:
         ends = [self._end(), *others]
         failed = [end for end in ends if end.failure is not None]
         first = min(failed, key=lambda end: (end.is_consequence, end.time), default=None)
-        failure = None if first is None else first.failure
+        failure = self._divergence(ends) if first is None else first.failure
         ending = Ending.FAILED if failure else Ending.FINISHED
         if not failure and any(end.is_interrupted for end in ends):
             ending = Ending.INTERRUPTED
@@ -342,6 +355,19 @@ class Member:
             state_bytes=self._state_bytes,
         )
         self._mailbox.post(event, 0, Tag.EVENT)
+
+    def _divergence(self, ends: list[MemberEnd]) -> Failure | None:
+        """What is wrong though no member has failed: one of them has trained nothing, say."""
+        ranks = [end.rank for end in ends if not end.has_entered]
+        if not ranks or len(ranks) == len(ends):
+            return None
+        places = sorted(self._group.ranks.index(rank) for rank in ranks)
+        return Failure(
+            rank=ranks[0],
+            kind=TrialError.__name__,
+            message=f"{name_ranks(places)} of the trial did not enter trial.epochs(), the others "
+            "did; expected all ranks to leave it together",
+        )
 
     def _member_ends(self) -> list[MemberEnd] | None:
         """How it went on the other members; None where not all of them will come."""

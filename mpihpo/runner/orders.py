@@ -227,6 +227,8 @@ class SendState:
 class MemberEnd:
     """How an evaluation went on one rank; afterwards the rank waits for its next order."""
 
+    rank: int
+    """Of the world."""
     serial: int
     spent: Spent
     failure: Failure | None
@@ -235,6 +237,8 @@ class MemberEnd:
     """When it failed, by this rank's clock."""
     is_consequence: bool
     """It failed because another member had."""
+    has_entered: bool
+    """Its training function used ``trial.epochs()``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,5 +246,6 @@ class EpochVerdict:
     """The leader's word at an epoch's boundary."""
 
     serial: int
-    epoch: int
+    epoch: int | None
+    """Completed epochs; None: it came to its end without ``trial.epochs()``."""
     is_last: bool

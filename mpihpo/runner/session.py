@@ -228,6 +228,7 @@ def _dispatcher(
         retries=experiment.limits.retries,
         deadline=deadline,
         state_bytes=experiment.limits.state_bytes,
+        ranks_can_die=world.survives_deaths,
     )
     if preparation.earlier is not None:
         coordinator.replay(preparation.earlier.history)

@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass, field
 
-from mpihpo.errors import CollectiveMismatch, RankLost, TrialTimeout
+from mpihpo.errors import CollectiveMismatch, Overdue, RankLost, TrialTimeout
 from mpihpo.records import Allocation, Failure
 from mpihpo.results.encoding import name_ranks
 
@@ -142,6 +142,14 @@ class Watch:
         if running is not None and running.ending is not None:
             running.ending.through.add(rank)
         return False
+
+    def overdue(self, serial: int, now: float) -> None:
+        """The job's time is over, and an evaluation has not ended its epoch."""
+        running = self._running[serial]
+        if running.ending is None:
+            leader = running.allocation.leader
+            text = "the job's time is over, and it did not come to the end of its epoch"
+            self._release(running, _failure(Overdue, leader, text), now)
 
     # What is to be done.
 

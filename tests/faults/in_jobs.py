@@ -7,6 +7,7 @@ import signal
 from tests.faults import acts
 from tests.faults.rows import FIRST, NOT_0, JobFault, Play
 
+RAISES = "an error in every trial"
 KILLED = "kill -9, without ULFM"
 STOPPED = "signals and time limits"
 RESUMED = "a job that goes on under other conditions"
@@ -116,6 +117,32 @@ ROWS: tuple[JobFault, ...] = (
         same=True,
     ),
     JobFault(
+        name="trials without a state",
+        group=RESUMED,
+        train="whole_jobs:stateless",
+        sections={"arguments": {"faults": {"1 2": "SIGTERM on 0"}}},
+        plays=(Play(status=75), GOES_ON),
+        outcome="go on",
+        same=True,
+        measured=1,
+        mpis=FIRST,
+    ),
+    JobFault(
+        name="a model with dropout, its optimizer and schedule",
+        group=RESUMED,
+        train="with_states:train",
+        ranks=1,
+        sections={
+            "search": {"trials": 2, "space": {"lr": {"lower": 0.01, "upper": 0.03}}},
+            "schedule": {"scheduler": "successive_halving", "min_epochs": 2, "max_epochs": 8},
+            "arguments": {"faults": {"1 3": "nothing on 0"}},
+        },
+        plays=(Play(act=acts.kill_all, status=NOT_0), GOES_ON),
+        outcome="train to the same weights",
+        same=True,
+        measured=1,
+    ),
+    JobFault(
         name="with more trials",
         mpis=FIRST,
         group=RESUMED,
@@ -195,6 +222,13 @@ ROWS: tuple[JobFault, ...] = (
             ),
         ),
         outcome="refused",
+    ),
+    JobFault(
+        name="every trial fails",
+        group=RAISES,
+        train="whole_jobs:fails",
+        plays=(Play(status=1, says=("8 trials (8 failed)", ": every trial failed")),),
+        outcome="the job ends and says so",
     ),
     JobFault(
         name="every trial fails",

@@ -41,6 +41,9 @@ class TrialJob:
     """Whether mpiexec is asked to survive the death of a rank."""
     is_quiet: bool = True
     """Whether no rank but 0 prints, and nobody warns."""
+    spares: int = 0
+    """Trials without a fault at the end, which show that every rank is of use again; 0: as many as
+    take each rank twice."""
     seconds: float = 60.0
     """Until the job counts as hanging."""
 
@@ -124,8 +127,6 @@ class JobFault:
     """Whether in the end the results must be those of a job that nothing disturbs."""
     forgets: bool = False
     """Whether outcomes are lost, so that their evaluations are done again."""
-    same_sections: Mapping[str, Any] = field(default_factory=dict)
-    """What that job's experiment has instead of the row's sections."""
     program: tuple[str, ...] | None = None
     """Instead of ``-m mpihpo run``: a program, for jobs that are embedded."""
     measured: int = 0

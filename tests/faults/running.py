@@ -58,24 +58,6 @@ class TrialRun:
     finished: Finished
     marks: tuple[Mark, ...]
 
-    def seconds_to_reuse(self, trial: int, aside: int) -> float:
-        """From the first fault of a trial until all its ranks entered their next evaluation."""
-        fault = next(m for m in self.marks if m["what"] == "fault" and m["trial"] == trial)
-        entered = [mark for mark in self.marks if mark["what"] == "entered"]
-        members = {
-            mark["process"]
-            for mark in entered
-            if (mark["trial"], mark["rung"]) == (trial, fault["rung"])
-            and mark["time"] <= fault["time"]
-        }
-        again: dict[int, float] = {}
-        for mark in entered:
-            if mark["process"] in members and mark["time"] > fault["time"]:
-                again.setdefault(mark["process"], mark["time"])
-        missing = len(members) - len(again)
-        assert missing == aside, f"{missing} ranks of trial {trial} trained nothing any more"
-        return max(again.values()) - fault["time"] if again else 0.0
-
     @cached_property
     def said(self) -> str:
         """All that was printed, and the notes of the journal."""
@@ -120,8 +102,6 @@ class Player:
         self._number += 1
         folder = self._folder / str(self._number)
         folder.mkdir(parents=True)
-        for file in FUNCTIONS.glob("*.py"):
-            shutil.copy(file, folder)
         return folder
 
     # Faults of a trial.
@@ -131,7 +111,8 @@ class Player:
         job, slowest = TRIAL_JOBS[row.job], 0.0
         for position, trial in zip(row.positions, trials_of(row, mpi), strict=True):
             check_endings(run.finished, trial, row, position, job.width)
-            seconds = run.seconds_to_reuse(trial, row.aside)
+            seconds = marks.seconds_to_reuse(run.marks, trial, row.aside)
+            assert seconds is not None, f"not all ranks of trial {trial} trained another one"
             assert seconds < row.seconds, f"ranks of trial {trial}: reused after {seconds:.1f} s"
             slowest = max(slowest, seconds)
         for text in row.says:
@@ -151,6 +132,7 @@ class Player:
         job = TRIAL_JOBS[name]
         cases = cases_of(name, mpi)
         folder = self._new_folder()
+        add_functions(folder)
         path = write_experiment(
             folder,
             None,
@@ -184,9 +166,7 @@ class Player:
             shutil.copytree(self._once("interrupted", make=make), folder, dirs_exist_ok=True)
         played = [self._play_one(play, row, mpi, folder) for play in row.plays]
         if row.same:
-            sections = {**JOB_SECTIONS, **row.sections, **row.same_sections}
-            expected = self._once("alone", repr(sections), make=lambda: self._alone(sections))
-            check_same(folder, expected, is_whole=not row.forgets)
+            check_same(folder, self.undisturbed(row), is_whole=not row.forgets)
         seconds, until, _ = played[row.measured]
         return Measured(
             row=row,
@@ -203,12 +183,18 @@ class Player:
         self._play_one(INTERRUPTED.plays[0], INTERRUPTED, mpi, folder)
         return folder
 
-    def _alone(self, sections: Mapping[str, Any]) -> Path:
-        """The folder of a job that nothing disturbs."""
-        undisturbed = {key: value for key, value in sections.items() if key != "arguments"}
-        row = replace(INTERRUPTED, name="alone", sections=undisturbed)
+    def undisturbed(self, row: JobFault) -> Path:
+        """The folder of a job as the row's that nothing disturbs."""
+        sections = {key: value for key, value in row.sections.items() if key != "arguments"}
+        plain = replace(row, sections=sections, after_interruption=False)
+        return self._once(
+            "alone", row.train, repr(sections), make=lambda: self._play_undisturbed(plain)
+        )
+
+    def _play_undisturbed(self, row: JobFault) -> Path:
         folder = self._new_folder()
-        self._play_one(Play(sections={"arguments": {"seconds": 0.0}}), row, MPIS[0], folder)
+        at_once = Play(sections={"arguments": {"seconds": 0.0}})
+        self._play_one(at_once, replace(row, program=None), MPIS[0], folder)
         return folder
 
     def _play_one(
@@ -239,14 +225,26 @@ class Player:
 
     def _arguments(self, play: Play, row: JobFault, folder: Path) -> list[str]:
         earlier = INTERRUPTED.sections if row.after_interruption else {}
-        sections = {**JOB_SECTIONS, **earlier, **row.sections, **play.sections}
-        given = sections.pop("arguments", {})
-        arguments = {"seconds": 0.05, "faults": {}, "marks": MARKS, **given}
-        content = {"output": "run", "arguments": arguments, **sections}
-        path = write_experiment(folder, None, train=with_file(row.train), **content)
+        path = write_job(folder, {**earlier, **row.sections, **play.sections}, row.train)
         if row.program is not None:
             return [*row.program, str(path)]
         return ["-m", "mpihpo", "run", str(path), *play.options]
+
+
+def add_functions(folder: Path) -> None:
+    """Put the training functions beside an experiment, but those that a row has changed there."""
+    for file in FUNCTIONS.glob("*.py"):
+        if not (folder / file.name).exists():
+            shutil.copy(file, folder)
+
+
+def write_job(folder: Path, sections: Mapping[str, Any], train: str = "whole_jobs:train") -> Path:
+    """The experiment of a `JobFault`, with the sections where they differ, beside its functions."""
+    add_functions(folder)
+    changed = {**JOB_SECTIONS, **sections}
+    arguments = {"seconds": 0.05, "faults": {}, "marks": MARKS, **changed.pop("arguments", {})}
+    content = {"output": "run", "arguments": arguments, **changed}
+    return write_experiment(folder, None, train=with_file(train), **content)
 
 
 def with_file(train: str) -> str:
@@ -261,13 +259,13 @@ def rows_of(name: str, mpi: Mpi) -> list[TrialFault]:
 
 def spare_trials(job: TrialJob) -> int:
     """Trials without a fault at the end, which show that every rank is of use again."""
-    return 2 * max(1, job.ranks // job.width)
+    return job.spares or 2 * max(1, job.ranks // job.width)
 
 
 def cases_of(name: str, mpi: Mpi) -> list[dict[str, Any]]:
     """What each trial of a job does."""
     faulty = [
-        {**row.case, "position": position}
+        {**row.case, "position": position, "aside": row.aside}
         for row in rows_of(name, mpi)
         for position in row.positions
     ]

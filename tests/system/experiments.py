@@ -126,13 +126,6 @@ def run_experiment(
     return Finished(result, folder / "run")
 
 
-def line_of(file: str, text: str) -> int:
-    """Number of the only line of a file of ``train_functions`` with this text."""
-    lines = (FUNCTIONS / f"{file}.py").read_text().splitlines()
-    (number,) = (number for number, line in enumerate(lines, start=1) if text in line)
-    return number
-
-
 def without_ansi(text: str) -> str:
     """The text, which must have no control characters but newlines."""
     assert not re.search(r"[\x00-\x09\x0b-\x1f\x7f]", text)

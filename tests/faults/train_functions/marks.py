@@ -6,6 +6,7 @@ import json
 import os
 import resource
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +51,32 @@ def read(file: Path) -> list[dict[str, Any]]:
 def is_first(trial: Any) -> bool:
     """Whether no fault was injected into this trial so far."""
     return not any(m["what"] == "fault" and m["trial"] == trial.id for m in read(path(trial)))
+
+
+def seconds_to_reuse(
+    noted: Sequence[Mapping[str, Any]], trial: int, aside: int = 0
+) -> float | None:
+    """From the first fault of a trial until its ranks have entered their next evaluation.
+
+    Args:
+        noted: Lines of the file.
+        trial: The trial.
+        aside: How many of its ranks never come back.
+
+    Returns:
+        The seconds until the last one did; None: one has not so far.
+    """
+    fault = next(m for m in noted if m["what"] == "fault" and m["trial"] == trial)
+    entered = [mark for mark in noted if mark["what"] == "entered"]
+    members = {
+        mark["process"]
+        for mark in entered
+        if (mark["trial"], mark["rung"]) == (trial, fault["rung"]) and mark["time"] <= fault["time"]
+    }
+    again: dict[int, float] = {}
+    for mark in entered:
+        if mark["process"] in members and mark["time"] > fault["time"]:
+            again.setdefault(mark["process"], mark["time"])
+    if len(again) < len(members) - aside:
+        return None
+    return float(max(again.values(), default=fault["time"]) - fault["time"])

@@ -9,28 +9,53 @@ import signal
 import threading
 import time
 
+import marks
 import numpy as np
 from marks import is_first, note
 
 HELD_SECONDS = 6.0
+STAY_SECONDS = 1.0
 
 
 def train(config, trial):
     note(trial, "entered")
     case = trial.arguments["cases"][config["case"]]
+    if "kind" not in case:
+        stay_while_others_are_out(trial)
     weights = np.zeros(4)
     trial.attach(weights=weights)
     for epoch in trial.epochs():
         assert (weights == epoch - 1).all(), f"state {weights} before epoch {epoch}"
-        time.sleep(0.1)
         trial.mean(1.0)
         weights += 1
-        if epoch == 2 and "kind" in case and trial.rank == case["position"]:
-            if case["kind"] != "killed":
-                note(trial, "fault")
-            KINDS[case["kind"]](trial)
+        if epoch == 2 and "kind" in case:
+            if trial.rank == case["position"]:
+                if case["kind"] != "killed":
+                    note(trial, "fault")
+                KINDS[case["kind"]](trial)
+            elif case["kind"] == "slow":
+                KINDS[case["kind"]](trial)
         trial.comm.Barrier()
         trial.report(epoch, loss=float(config["case"]))
+
+
+def stay_while_others_are_out(trial):
+    """So that there still are trials for the ranks of faulty ones when they come back."""
+    end = time.monotonic() + STAY_SECONDS
+    while time.monotonic() < end:
+        noted = marks.read(marks.path(trial))
+        faulty = {mark["trial"] for mark in noted if mark["what"] == "fault"}
+        aside = {number: trial.arguments["cases"][number]["aside"] for number in faulty}
+        if all(marks.seconds_to_reuse(noted, *each) is not None for each in aside.items()):
+            return
+        time.sleep(0.05)
+
+
+def slow(trial):
+    """All its ranks take part in every step."""
+    for _ in range(1000):
+        time.sleep(0.01)
+        trial.mean(1.0)
 
 
 def endless_loop(trial):
@@ -112,6 +137,7 @@ def killed(trial):
 
 
 KINDS = {
+    "slow": slow,
     "endless loop": endless_loop,
     "loop that swallows": loop_that_swallows,
     "asleep": asleep,

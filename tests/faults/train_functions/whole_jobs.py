@@ -37,6 +37,16 @@ def train(config, trial):
     marks.note(trial, "left", epochs=done)
 
 
+def stateless(config, trial):
+    marks.note(trial, "entered")
+    for epoch in trial.epochs():
+        time.sleep(trial.arguments["seconds"])
+        if trial.rank == 0:
+            marks.note(trial, "trained", epoch=epoch, loss=config["x"])
+        suffer(trial, epoch)
+        trial.report(epoch, loss=config["x"])
+
+
 def fails(config, trial):
     marks.note(trial, "entered")
     raise ArithmeticError("as always")
@@ -48,6 +58,7 @@ def large_states(config, trial):
     trial.attach(weights=weights)
     for epoch in trial.epochs():
         assert (weights == epoch - 1).all()
+        time.sleep(trial.arguments["seconds"])
         weights += 1
         if marks.is_first(trial):
             marks.note(trial, "fault")

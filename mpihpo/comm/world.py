@@ -6,7 +6,7 @@ import os
 import pickle
 import threading
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from mpi4py import MPI
 
@@ -21,14 +21,18 @@ NODE_NAME_VARIABLE = "MPIHPO_NODE_NAME"
 """Overrides the node's name, for containers whose host names are all the same."""
 _SLURM_NODE_NAME_VARIABLE = "SLURMD_NODENAME"
 
+PATIENCE_SECONDS = 60.0
+"""After an error other ranks are waited for so long: one may be stuck."""
+
 
 class Registry:
     """Counts every communicator and process group: what was opened must be closed at the end."""
 
+    _kept: ClassVar[list[Any]] = []
+
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._open: set[tuple[str, int]] = set()
-        self._kept: list[Any] = []
         self.total = 0
 
     def opened(self, kind: str, serial: int) -> None:
@@ -149,44 +153,62 @@ class World:
         """The lowest world rank that is not lost."""
         return min(set(range(self.size)).difference(self.lost))
 
-    def close(self) -> None:
+    def close(self, timeout_seconds: float | None = None) -> bool:
         """Free the duplicates; collective over the ranks not lost. A second time does nothing.
 
         With lost ranks they are left as they are, since freeing them takes all.
+
+        Args:
+            timeout_seconds: How long to wait for the other ranks; None: until they are here.
+
+        Returns:
+            Whether they came; if not, everything is left as it is.
 
         Raises:
             TeardownError: Communicators or process groups are left over.
         """
         if self.comm == MPI.COMM_NULL:
-            return
+            return True
         # Late words for groups that are gone. A long one leaves its sender only when it is
         # received, so that every rank receives until all are here with nothing more to send.
         if not self.lost:
-            self._discard_until(self.mailbox.flushed)
-        self._discard_until(self.meeting.Ibarrier().Test)
+            self._discard_until(self.mailbox.flushed, timeout_seconds)
+        request = self.meeting.Ibarrier()
+        if not self._discard_until(request.Test, timeout_seconds):
+            self.registry.keep(request)
+            self.leave()
+            return False
         self.mailbox.discard_all()
         live = self.registry.live
         MPI.Comm.Free(self.meeting)
         if self.lost:
-            self.registry.keep((self.comm, self.parent, self.mailbox))
-            self.comm = InterruptibleComm(MPI.COMM_NULL)
+            self.leave()
         else:
             self.parent.Free()
         if live:
             raise TeardownError(f"left over at the end: {', '.join(live)}")
+        return True
 
-    def _discard_until(self, ready: Callable[[], bool]) -> None:
+    def leave(self) -> None:
+        """The end without the others: keep all until the process ends; local."""
+        if self.comm != MPI.COMM_NULL:
+            self.registry.keep((self.comm, self.parent, self.meeting, self.mailbox))
+            self.comm = InterruptibleComm(MPI.COMM_NULL)
+
+    def _discard_until(
+        self, ready: Callable[[], bool], timeout_seconds: float | None = None
+    ) -> bool:
         def discarded_and_ready() -> bool:
             self.mailbox.discard_all()
             return ready()
 
-        wait_until(discarded_and_ready)
+        return wait_until(discarded_and_ready, timeout_seconds=timeout_seconds)
 
     def __enter__(self) -> World:
         return self
 
-    def __exit__(self, *exc: object) -> None:
-        self.close()
+    def __exit__(self, error: type[BaseException] | None, *rest: object) -> None:
+        self.close(None if error is None else PATIENCE_SECONDS)
 
 
 def _portable(error: Exception) -> Exception:

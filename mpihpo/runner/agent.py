@@ -74,7 +74,7 @@ class Agent:
         self._cause: Failure | None = None
         self._early: dict[int, Failure] = {}
         self._given_up = -1
-        self._gone: set[int] = set()
+        self._gone: frozenset[int] = frozenset()
         self._signal: str | None = None
         self._stop = threading.Event()
         self._end = threading.Event()
@@ -109,9 +109,10 @@ class Agent:
         """The failure of another member of the present group."""
         return self._cause
 
-    def is_gone(self, rank: int) -> bool:
-        """Whether a world rank is dead or set aside, so that nothing will come from it."""
-        return rank in self._gone or rank in self._world.dead
+    @property
+    def gone(self) -> frozenset[int]:
+        """World ranks that are dead or set aside, so that nothing will come from them."""
+        return self._gone | self._world.dead
 
     def is_given_up(self, serial: int) -> bool:
         """Whether the coordinator has settled an evaluation without all of its ranks."""
@@ -137,6 +138,8 @@ class Agent:
     def training(self) -> Iterator[None]:
         """While the training function runs it can be interrupted; local."""
         self._is_training = True
+        if self._group is not None and self._group.size > 1:
+            self._wait.begin()
         try:
             yield
         finally:
@@ -203,7 +206,9 @@ class Agent:
         elif isinstance(alert, GivenUp):
             self._given_up = max(self._given_up, alert.serial)
         elif isinstance(alert, Gone):
-            self._gone.update(alert.ranks)
+            self._gone = frozenset(alert.ranks)
+            if self._world.rank in self._gone:
+                self._coordinator_heard = None  # another rank watches over it now
         elif isinstance(alert, Alive):
             self._coordinator_heard = time.monotonic()
         elif isinstance(alert, Desert):
@@ -238,7 +243,7 @@ class Agent:
             self._next_nudge = now + _NUDGE_SECONDS
             with suppress(ProcessLookupError):
                 signal.pthread_kill(self._main, NUDGE)
-        if self.dumps_when_silent and now >= self._next_arming:
+        if self.dumps_when_silent and self._thread is not None and now >= self._next_arming:
             self._next_arming = now + self._beat_seconds
             with suppress(OSError, ValueError):
                 if sys.__stderr__ is not None:
@@ -253,9 +258,7 @@ class Agent:
                 self._call_to_desert()
 
     def _beat(self, now: float) -> None:
-        group = self._group
-        if group is not None and group.size > 1 and self._is_training:
-            self._wait.look()
+        self._wait.look()
         if now >= self._next_beat:
             self._next_beat = now + self._beat_seconds
             self._post(Beat(self._newest, self._wait.lasting(self._beat_seconds)))

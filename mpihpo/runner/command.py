@@ -10,7 +10,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpihpo.errors import CoordinatorLost, ExperimentError, InternalError, ResultsError
+from mpihpo.errors import (
+    CoordinatorLost,
+    ExperimentError,
+    InternalError,
+    RankLost,
+    ResultsError,
+)
 from mpihpo.instructions import COMPLETED, EVERY_TRIAL_FAILED
 from mpihpo.records import Status
 from mpihpo.runner.agent import Agent
@@ -28,7 +34,8 @@ BAD_EXPERIMENT = 2
 FAULT = 70
 STOPPED_EARLY = 75
 _SIGNALS = ("SIGTERM", "SIGINT", "SIGUSR1", "SIGUSR2")
-_LAST_WORD_SECONDS = 30.0  # rank 0, set aside, ends the job from another thread
+_LAST_WORD_SECONDS = 30.0  # for the rank that ends the job, rank 0 from another thread if need be
+_STEP_SECONDS = 0.1  # from one rank to the next, if it does not
 _RESERVE = 0.1  # of the time that is left, for closing everything
 _LONGEST_RESERVE_SECONDS = 60.0
 
@@ -51,7 +58,7 @@ def main(
     """
     from mpi4py import MPI
 
-    from mpihpo.comm.world import World
+    from mpihpo.comm.world import PATIENCE_SECONDS, World
 
     world = World(MPI.COMM_WORLD)
     sys.excepthook = _aborting(sys.excepthook)
@@ -63,6 +70,8 @@ def main(
         force=force,
         stream=None if quiet else sys.stdout,
     )
+    has_last_word, text = False, "the rank that was to end the job did not"
+    patience: float | None = None
     try:
         with _signals() as stop_with:
             left = _allotted() if world.rank == 0 else None
@@ -76,20 +85,22 @@ def main(
             )
             ended = execute(world, request, seconds_left=left, hooks=hooks)
         status = _finish(world, ended)
-        if ended.results is None:
-            time.sleep(_LAST_WORD_SECONDS)
+        has_last_word = world.rank == (0 if ended.results is not None else world.survivor)
     except (ExperimentError, ResultsError) as error:
         status = BAD_EXPERIMENT
         _say(world, " ".join(str(error).split()))
-    except InternalError as error:
-        status = FAULT
-        _say(world, str(error))
-    except CoordinatorLost as error:
-        status = STOPPED_EARLY
-        world.set_aside([0])
-        _say(world, str(error), rank=world.survivor)
-    world.close()
-    if world.rank == world.survivor and world.lost.difference(world.dead):
+    except (InternalError, CoordinatorLost) as error:
+        status = FAULT if isinstance(error, InternalError) else STOPPED_EARLY
+        patience, text = PATIENCE_SECONDS, str(error)
+        has_last_word = world.rank == world.survivor
+        _say(world, text, rank=world.survivor)
+    except RankLost:
+        status = STOPPED_EARLY  # of this rank alone, and the others end the job
+    if not world.close(patience) or world.lost.difference(world.dead):
+        if not has_last_word:
+            # Whoever has it may be stuck.
+            time.sleep(_LAST_WORD_SECONDS + _STEP_SECONDS * world.rank)
+            _say(world, text, rank=world.rank)
         _abort(status)
     return status
 
@@ -97,7 +108,7 @@ def main(
 def _finish(world: World, ended: Ended) -> int:
     """Show what came out, on rank 0; returns the exit status."""
     if ended.results is None:
-        return STOPPED_EARLY  # rank 0 has the last word
+        return STOPPED_EARLY
     if world.rank == 0:
         _show(ended.results)
     if ended.unwritten is not None:

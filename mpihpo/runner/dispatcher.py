@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 import traceback
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
@@ -27,14 +26,12 @@ from mpihpo.records import Allocation, Ending, Outcome
 from mpihpo.results.encoding import name_ranks
 from mpihpo.runner.orders import (
     Abort,
-    Alive,
     Beat,
     Ended,
     Failing,
     Faulted,
     Forget,
     GivenUp,
-    Gone,
     Leave,
     Progressed,
     Saved,
@@ -48,6 +45,7 @@ from mpihpo.runner.orders import (
     Written,
 )
 from mpihpo.runner.recorder import Recorder
+from mpihpo.runner.roster import Roster
 from mpihpo.runner.standing import merged
 from mpihpo.runner.watch import BEATS, GiveUp, Release, Verdict, Watch
 from mpihpo.runner.writes import Writes
@@ -96,8 +94,8 @@ class Dispatcher:
             grace_seconds=limits.grace_seconds,
             heartbeat_seconds=heartbeat,
         )
-        self._beat_seconds = None if heartbeat is None else heartbeat / BEATS
-        self._next_beat = 0.0
+        beat_seconds = None if heartbeat is None else heartbeat / BEATS
+        self._roster = Roster(self._mailbox, self._training_ranks, beat_seconds)
         self._running: dict[int, tuple[Allocation, float]] = {}
         self._releases: list[Release] = []
         self._stacks: dict[int, dict[int, str]] = {}  # by serial and rank
@@ -106,10 +104,12 @@ class Dispatcher:
         self._finish: Finish | None = None
         self._next_tick = 0.0
         self._is_stepping = False
-        self.lost: set[int] = set()
-        """World ranks that are dead or set aside."""
         self.farewell: Leave | None = None
         """What every rank was told at the end."""
+
+    @property
+    def _lost(self) -> set[int]:
+        return self._roster.lost
 
     def begin(self) -> None:
         """Hand out the first orders; local."""
@@ -117,7 +117,7 @@ class Dispatcher:
             self._carry_out(self._coordinator.begin(self._clock()))
 
     def run(self) -> None:
-        """Serve until the experiment is over; for a thread or a rank of its own."""
+        """Serve until every rank is told to leave; for a thread or a rank of its own."""
         backoff = Backoff(_LONGEST_SLEEP_SECONDS)
         while self.farewell is None:
             if self.step():
@@ -153,21 +153,6 @@ class Dispatcher:
         self._is_stepping = False
         return arrived
 
-    def start_thread(self, end_stranded: Callable[[], None]) -> threading.Thread:
-        """Serve in a thread beside this rank's training.
-
-        ``end_stranded`` is called at the end if this rank's training function does not return.
-        """
-
-        def serve() -> None:
-            self.run()
-            if self._world.rank in self.lost:
-                end_stranded()
-
-        thread = threading.Thread(target=serve, name="mpihpo dispatcher", daemon=True)
-        thread.start()
-        return thread
-
     # Events.
 
     def _take(self, rank: int, event: object) -> None:
@@ -177,7 +162,7 @@ class Dispatcher:
         elif isinstance(event, Beat):
             self._watch.beat(rank, event.serial, event.waits_in, now)
         elif isinstance(event, Saved):
-            if rank not in self.lost and self._writes.saved(event):
+            if rank not in self._lost and self._writes.saved(event):
                 self._saved(event)
         elif isinstance(event, Progressed):
             self._recorder.reported(event.trial_id, event.report, now)
@@ -189,10 +174,11 @@ class Dispatcher:
         elif isinstance(event, Failing):
             self._watch.failing(event.serial, event.failure, now)
         elif isinstance(event, Through):
-            if self._watch.through(rank, event.serial):
+            if self._watch.through(rank, event.serial) and rank not in self._world.dead:
                 self._back(rank, now)
         elif isinstance(event, Stacks):
-            self._stacks.setdefault(event.serial, {})[rank] = event.text
+            if event.serial in self._running:
+                self._stacks.setdefault(event.serial, {})[rank] = event.text
         elif isinstance(event, Written):
             self._writes.checkpoint_written()
             if event.problem is not None:
@@ -273,14 +259,10 @@ class Dispatcher:
                 epoch = self._coordinator.epoch_seconds(trial_id) or self._deadline - since
                 if now > self._deadline + epoch + self._grace_seconds:
                     self._watch.overdue(serial, now)
-        if self._beat_seconds is not None and now >= self._next_beat:
-            self._next_beat = now + self._beat_seconds
-            deputy = next((r for r in self._training_ranks if r and r not in self.lost), None)
-            if deputy is not None:
-                self._mailbox.post(Alive(), deputy, Tag.ALERT)
+        self._roster.beat(now)
         self._release()
         dead = self._world.dead
-        if died := dead.difference(self.lost):
+        if died := dead.difference(self._lost):
             self._lose(died, f"{name_ranks(died)} died")
             self._carry_out(self._coordinator.lose(died, now))
         for verdict in self._watch.due(now, dead):
@@ -312,7 +294,7 @@ class Dispatcher:
         """Go on without ranks that did not leave an evaluation, or have died in it."""
         allocation, failure = verdict.allocation, verdict.failure
         serial, trial_id = allocation.serial, allocation.evaluation.trial.id
-        if stuck := set(verdict.ranks).difference(self.lost):
+        if stuck := set(verdict.ranks).difference(self._lost):
             what = f"{name_ranks(stuck)} {'are' if len(stuck) > 1 else 'is'} set aside"
             self._lose(stuck, f"trial {trial_id} failed ({failure.kind}) and {what}")
         self._mailbox.post(GivenUp(serial), allocation.leader, Tag.ALERT)
@@ -327,22 +309,18 @@ class Dispatcher:
 
     def _lose(self, ranks: Collection[int], text: str) -> None:
         """Note that ranks are lost; nobody waits for anything from them any more."""
-        self.lost.update(ranks)
-        left = len(self._training_ranks) - len(self.lost.intersection(self._training_ranks))
-        self._recorder.note("lost", f"{text}; {left} ranks are left")
+        self._roster.lose(ranks)
+        self._recorder.note("lost", f"{text}; {self._roster.left} ranks are left")
         saving, has_checkpoint = self._writes.lose(ranks)
         for trial_id, epoch in saving:
             self._saved(Saved(trial_id, epoch, "the rank that wrote it is lost"))
         if has_checkpoint:
             text = "no checkpoint of the best trial: the rank that wrote it is lost"
             self._recorder.note("checkpoint", text)
-        for rank in self._training_ranks:
-            if rank not in self.lost:
-                self._mailbox.post(Gone(tuple(ranks)), rank, Tag.ALERT)
 
     def _back(self, rank: int, now: float) -> None:
         """A rank that was set aside has left its evaluation after all."""
-        self.lost.discard(rank)
+        self._roster.back(rank)
         self._recorder.note("back", f"rank {rank} is back")
         self._carry_out(self._coordinator.readmit(rank, now))
 
@@ -406,7 +384,7 @@ class Dispatcher:
         self._leave(Leave(finish.reason, unwritten=problem))
 
     def _leave(self, order: Leave) -> None:
-        lost = self.lost | self._world.dead
+        lost = self._lost | self._world.dead
         order = self.farewell = replace(order, lost=tuple(sorted(lost)))
         if order.fault is not None:
             for rank in self._training_ranks:

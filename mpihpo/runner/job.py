@@ -52,7 +52,8 @@ def run(
     Raises:
         ExperimentError: On every rank: the experiment is wrong, or the world too small for it.
         InternalError: On every rank: a fault of the runtime.
-        CoordinatorLost: On the ranks that are left: rank 0 is stuck or dead.
+        CoordinatorLost: On the ranks that are left: rank 0 is dead, or nothing runs there any more.
+        RankLost: On a rank that was set aside and comes back when the others have ended the job.
         KeyboardInterrupt: On every rank: one was interrupted, and the job stopped in order.
     """
     if comm is None:
@@ -67,7 +68,7 @@ def run(
         if ended.unwritten is not None and world.rank == 0:
             logger.error("%s", ended.unwritten)
         if ended.results is None:
-            raise CoordinatorLost("rank 0 did not leave its training function; resume the run")
+            raise CoordinatorLost("rank 0, which has the results, is dead; resume the run")
         if ended.reason == INTERRUPT:
             raise KeyboardInterrupt
         return ended.results

@@ -181,7 +181,7 @@ class Member:
 
             def check() -> None:
                 group.check()
-                if self._agent.is_gone(holder):
+                if holder in self._agent.gone:
                     raise RankLost(f"rank {holder}, which held the trial's state, is lost")
 
             kept = receive_state(self._mailbox, holder, channel, check)

@@ -189,7 +189,7 @@ class GivenUp:
 
 @dataclass(frozen=True, slots=True)
 class Gone:
-    """Ranks are set aside or dead: wait for nothing from them."""
+    """All ranks that are set aside or dead by now: wait for nothing from them."""
 
     ranks: tuple[int, ...]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -13,8 +14,9 @@ from typing import TYPE_CHECKING
 from mpihpo.allocation import Topology
 from mpihpo.comm.devices import place_on_node
 from mpihpo.comm.mailbox import Tag
+from mpihpo.comm.waiting import wait_until
 from mpihpo.coordinator import build_coordinator
-from mpihpo.errors import ExperimentError, InternalError
+from mpihpo.errors import CoordinatorLost, ExperimentError, InternalError, RankLost
 from mpihpo.results.reader import Results
 from mpihpo.runner.agent import Agent
 from mpihpo.runner.dispatcher import Dispatcher
@@ -33,6 +35,7 @@ if TYPE_CHECKING:
     from mpihpo.comm.world import World
 
 _SWITCH_SECONDS = 0.0005
+_RESULTS_SECONDS = 30.0  # for rank 0 to send them from another thread
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +43,7 @@ class Ended:
     """What a job came to."""
 
     results: Results | None
-    """None where rank 0, which has them, is lost."""
+    """None where rank 0, which has them, is dead."""
     reason: str
     unwritten: str | None
     """What could not be written to disk; None if all was."""
@@ -80,6 +83,7 @@ def hold_session(
         ExperimentError: On every rank: the output folder cannot be written or is in use.
         InternalError: On every rank: a fault of the runtime.
         CoordinatorLost: On the ranks that are left: rank 0 is dead, or silent.
+        RankLost: On a rank that was set aside and is back when the others have ended the job.
     """
     experiment = preparation.experiment
     with ExitStack() as stack:
@@ -122,13 +126,15 @@ def hold_session(
                 deadline=deadline,
             )
 
-            def end_stranded() -> None:
+            def end_stranded(leave: Leave) -> None:
+                if leave.fault is not None:
+                    return  # the others end the job
+                assert recorder is not None
+                results = Results.from_tables(recorder.tables, preparation.directory)
+                for rank in set(range(world.size)).difference(leave.lost):
+                    world.mailbox.post(results, rank, Tag.ORDER)
                 if hooks.if_stranded is not None:
-                    assert dispatcher is not None
-                    assert recorder is not None
-                    assert dispatcher.farewell is not None
-                    results = Results.from_tables(recorder.tables, preparation.directory)
-                    hooks.if_stranded(_ended(dispatcher.farewell, results))
+                    hooks.if_stranded(_ended(leave, results))
 
             leave = _work(world, Worker(equipment), dispatcher, agent, end_stranded)
         else:
@@ -145,17 +151,28 @@ def _work(
     worker: Worker,
     dispatcher: Dispatcher | None,
     agent: Agent,
-    end_stranded: Callable[[], None],
+    end_stranded: Callable[[Leave], None],
 ) -> Leave:
-    """Train until told to leave; world rank 0 dispatches beside it."""
+    """Train until told to leave; world rank 0 dispatches beside it.
+
+    ``end_stranded`` is called there if the others end the job without this rank.
+    """
     if dispatcher is None:
-        return worker.run()
+        return _run(worker, world, agent)
     dispatcher.begin()
     if world.threads_may_call:
         # Else a training function in pure Python would keep the dispatcher waiting for 5 ms.
         interval = sys.getswitchinterval()
         sys.setswitchinterval(_SWITCH_SECONDS)
-        thread = dispatcher.start_thread(end_stranded)
+
+        def dispatch() -> None:
+            dispatcher.run()
+            leave = dispatcher.farewell
+            if leave is not None and world.rank in leave.lost:
+                end_stranded(leave)
+
+        thread = threading.Thread(target=dispatch, name="mpihpo dispatcher", daemon=True)
+        thread.start()
         try:
             leave = worker.run()
         finally:
@@ -168,7 +185,22 @@ def _work(
         dispatcher.step()
 
     world.serve = serve
-    return worker.run()
+    leave = worker.run()
+    if world.rank in leave.lost:
+        end_stranded(leave)
+    return leave
+
+
+def _run(worker: Worker, world: World, agent: Agent) -> Leave:
+    """The work of a rank other than 0."""
+    try:
+        return worker.run()
+    except CoordinatorLost:
+        if 0 not in world.dead:
+            # Silent ranks may be stuck for ever, and nobody is left to say which ones are.
+            world.lost = agent.gone | {0}
+            world.leave()
+        raise
 
 
 def _saver(world: World, preparation: Preparation) -> Saver:
@@ -245,13 +277,34 @@ def _dispatcher(
 
 def _gather(world: World, leave: Leave, recorder: Recorder | None, directory: Path | None) -> Ended:
     """The job's end, equal on all ranks; collective over those that are not lost."""
-    world.set_aside(leave.lost)
+    is_lost = world.rank in leave.lost
+    if is_lost:  # and is back, too late
+        world.lost = frozenset(leave.lost)
+        world.leave()
+    else:
+        world.set_aside(leave.lost)
     if leave.fault is not None:
         raise InternalError(f"the job failed, and not one of its trials:\n{leave.fault}")
+    results = None if recorder is None else Results.from_tables(recorder.tables, directory)
+    if is_lost and results is None:
+        raise RankLost("this rank came back from a trial when the others had ended the job")
     if 0 in leave.lost:
-        return _ended(leave, None)
-    tables = None if recorder is None else Results.from_tables(recorder.tables, directory)
-    return _ended(leave, world.meeting.bcast(tables, 0))
+        return _ended(leave, results if is_lost else _sent(world))
+    return _ended(leave, world.meeting.bcast(results, 0))
+
+
+def _sent(world: World) -> Results | None:
+    """The results, from another thread of rank 0, which is stuck; None where it is dead."""
+    found: list[Results] = []
+
+    def is_here() -> bool:
+        mail = world.mailbox.take(Tag.ORDER)
+        if mail is not None and isinstance(mail[1], Results):
+            found.append(mail[1])
+        return bool(found) or 0 in world.dead
+
+    wait_until(is_here, timeout_seconds=_RESULTS_SECONDS)
+    return found[0] if found else None
 
 
 def _ended(leave: Leave, results: Results | None) -> Ended:

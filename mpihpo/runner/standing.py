@@ -31,8 +31,6 @@ _COMM = f"{_PACKAGE / 'comm'}/"
 _RUNNER = f"{_PACKAGE / 'runner'}/"
 _CALL_USERS = ("trial.py", "state.py", "standing.py")  # they call code of the user's
 _USERS = (f"{_PACKAGE / 'examples'}/",)
-_TORCH = "/torch/distributed/"
-_DDP = "/torch/nn/parallel/distributed.py"
 _GENERATORS = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 _LOOK_SECONDS = 1.0
 _THREAD_ID = re.compile(r"\b(Current t|T)hread 0x[0-9a-f]+")
@@ -43,10 +41,13 @@ _OWN_THREAD = re.compile(r"mpihpo/runner/(agent|dispatcher|saver)\.py\", line \d
 
 def stacks() -> str:
     """The stacks of all threads of this process, as `faulthandler` writes them; local."""
-    with tempfile.TemporaryFile() as file:
-        faulthandler.dump_traceback(file, all_threads=True)
-        file.seek(0)
-        return file.read().decode(errors="replace").strip()
+    try:
+        with tempfile.TemporaryFile() as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            return file.read().decode(errors="replace").strip()
+    except OSError as error:  # a full disk is no reason to end the job
+        return f"its stacks cannot be written: {error}"
 
 
 def merged(told: Mapping[int, str]) -> str:
@@ -65,27 +66,33 @@ def nudges(should_leave: Callable[[], bool]) -> Iterator[bool]:
 
     A signal ends what no released collective does: an endless loop in Python, a sleep, a wait for a
     lock or for a pipe. The runtime's own calls are left alone: they end by themselves, and must not
-    lose a message half-way.
+    lose a message half-way. A handler that is there before still gets what is not for this rank.
 
     Args:
         should_leave: Whether the training function runs on although its trial has failed.
 
     Yields:
-        Whether there is a handler: only a process's main thread can have one.
+        Whether there is a handler: only a process's main thread can have one, and one that is not
+        Python's is left alone.
     """
-    if threading.current_thread() is not threading.main_thread():
+    before = signal.getsignal(NUDGE)
+    if threading.current_thread() is not threading.main_thread() or before is None:
         yield False
         return
 
     def handle(number: int, frame: FrameType | None) -> None:
-        if should_leave() and not _is_in_runtime(frame):
-            raise GroupAborted("this rank's trial has failed")
+        if should_leave():
+            if not _is_in_runtime(frame):
+                raise GroupAborted("this rank's trial has failed")
+        elif callable(before):
+            before(number, frame)
 
-    before = signal.signal(NUDGE, handle)
+    signal.signal(NUDGE, handle)
     try:
         yield True
     finally:
-        signal.signal(NUDGE, signal.SIG_DFL if before is None else before)
+        if signal.getsignal(NUDGE) is handle:  # else a training function has set its own
+            signal.signal(NUDGE, before)
 
 
 def _is_in_runtime(frame: FrameType | None) -> bool:
@@ -103,19 +110,35 @@ def _is_in_runtime(frame: FrameType | None) -> bool:
 class CollectiveWait:
     """Watches the calling thread from another one, for collective calls that do not end.
 
-    Seen are those of `torch.distributed`, of `DistributedDataParallel` itself, and of the trial's
-    communicator; not those that run in C++ only, inside a backward pass say.
+    Between `begin` and `forget`. Seen are those of `torch.distributed`, of `DistributedDataParallel`
+    itself, and of the trial's communicator; not those that run in C++ only, inside a backward pass
+    say.
     """
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
+        self._lock = threading.Lock()
+        self._is_on = False
         self._held: FrameType | None = None
         self._since = self._next_look = 0.0
         self._text = ""
 
+    def begin(self) -> None:
+        """The training function begins."""
+        self._is_on = True
+
+    def forget(self) -> None:
+        """The training function is over."""
+        with self._lock:
+            self._is_on, self._held = False, None
+
     def look(self) -> None:
         """To be called again and again, from another thread; cheap."""
-        now = time.monotonic()
+        with self._lock:
+            if self._is_on:
+                self._look(time.monotonic())
+
+    def _look(self, now: float) -> None:
         if self._held is not None:
             try:
                 self._held.clear()
@@ -129,10 +152,6 @@ class CollectiveWait:
         if frame is not None and not frame.f_code.co_flags & _GENERATORS:
             self._held, self._since, self._text = frame, now, _describe(frame)
 
-    def forget(self) -> None:
-        """The training function is over."""
-        self._held = None
-
     def lasting(self, seconds: float) -> str | None:
         """The call that has lasted so long, or None."""
         if self._held is None or time.monotonic() - self._since < seconds:
@@ -140,27 +159,30 @@ class CollectiveWait:
         return self._text
 
 
-def _is_collective(frame: FrameType) -> bool:
-    name = frame.f_code.co_filename
-    return name.startswith(_COMM) or _TORCH in name
+def _torch() -> str | None:
+    """The folder of torch, if it is imported: a path of the user's may have a torch in it, too."""
+    file = getattr(sys.modules.get("torch"), "__file__", None)
+    return None if file is None else f"{Path(file).parent}/"
 
 
 def _collective(frame: FrameType | None) -> FrameType | None:
     """The outermost frame of the collective call that a stack ends in, if it ends in one."""
+    torch = _torch()
     if frame is None:
         return None
-    if frame.f_code.co_filename.endswith(_DDP):
+    if torch is not None and frame.f_code.co_filename == f"{torch}nn/parallel/distributed.py":
         return frame  # its callers compute as well
+    folders = (_COMM,) if torch is None else (_COMM, f"{torch}distributed/")
     found = None
-    while frame is not None and _is_collective(frame):
+    while frame is not None and frame.f_code.co_filename.startswith(folders):
         found, frame = frame, frame.f_back
     return found
 
 
 def _is_users(frame: FrameType) -> bool:
-    name = frame.f_code.co_filename
+    name, torch = frame.f_code.co_filename, _torch()
     ours = name.startswith(f"{_PACKAGE}/") and not name.startswith(_USERS)
-    return not ours and "/torch/" not in name
+    return not ours and (torch is None or not name.startswith(torch))
 
 
 def _describe(frame: FrameType) -> str:

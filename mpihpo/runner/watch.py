@@ -59,7 +59,6 @@ class _Ending:
 
     since: float
     failure: Failure
-    through: set[int] = field(default_factory=set)
     has_asked: bool = False
 
 
@@ -69,6 +68,8 @@ class _Running:
     since: float
     waits: dict[int, tuple[str, int]] = field(default_factory=dict)
     """By rank: the call it waits in, and for how many beats in a row."""
+    through: set[int] = field(default_factory=set)
+    """Ranks that are out of it, which one may say before the word of the failure itself comes."""
     ending: _Ending | None = None
 
 
@@ -107,6 +108,7 @@ class Watch:
         """All ranks of an evaluation are free."""
         del self._running[serial]
         self._ending.discard(serial)
+        self._due = [verdict for verdict in self._due if verdict.allocation.serial != serial]
 
     def is_running(self, serial: int) -> bool:
         """Whether an evaluation was started and has neither ended nor been given up."""
@@ -139,8 +141,8 @@ class Watch:
                 del self._given_up[serial]
             return True
         running = self._running.get(serial)
-        if running is not None and running.ending is not None:
-            running.ending.through.add(rank)
+        if running is not None:
+            running.through.add(rank)
         return False
 
     def overdue(self, serial: int, now: float) -> None:
@@ -234,7 +236,7 @@ class Watch:
     def _force(self, running: _Running, now: float, dead: Collection[int]) -> None:
         ending, allocation = running.ending, running.allocation
         assert ending is not None
-        missing = [rank for rank in allocation.ranks if rank not in ending.through or rank in dead]
+        missing = [rank for rank in allocation.ranks if rank not in running.through or rank in dead]
         alive = [rank for rank in missing if rank not in dead]
         if alive and now - ending.since < self._grace:
             if not ending.has_asked and now - ending.since > self._grace * _STACKS_AT:

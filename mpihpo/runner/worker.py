@@ -48,6 +48,7 @@ class Worker:
         while True:
             order = self._next_order()
             if isinstance(order, Train):
+                self._world.serve()  # raises where the others have left the job
                 Member(self._equipment, order.allocation).take_part()
             elif isinstance(order, Forget):
                 self._keeper.forget(order.trial_id, before=order.before, epoch=order.epoch)

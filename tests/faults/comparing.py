@@ -28,10 +28,10 @@ def finished(folder: Path) -> list[tuple[int, int]]:
     ]
 
 
-def trained(folder: Path) -> list[tuple[int, int, float]]:
-    """Trial, epoch and loss of every epoch that was trained, in order."""
+def trained(folder: Path) -> list[tuple[int, int, int, float]]:
+    """Trial, rung, epoch and loss of every epoch that was trained, in order."""
     return [
-        (mark["trial"], mark["epoch"], mark["loss"])
+        (mark["trial"], mark["rung"], mark["epoch"], mark["loss"])
         for mark in marks.read(folder / MARKS)
         if mark["what"] == "trained"
     ]

@@ -13,10 +13,11 @@ import pytest
 
 from mpihpo import Results
 from mpihpo.results.encoding import parse_ranks
-from tests.launch import MPIS, ROOT
+from tests.faults.comparing import check_same, entries, finished, trained
+from tests.faults.running import write_job
+from tests.launch import MPIS, ROOT, run_ranks
 from tests.system.experiments import write_experiment
 from tests.system.slurm.cluster import JOB_SCRIPTS, KILL_WAIT_SECONDS, Cluster, Job
-from tests.system.test_resume import alone, check_equal, entries, finished, lines, write
 
 DIGITS = ROOT / "mpihpo" / "examples" / "digits.yaml"
 SCRIPT = "multi_node.sbatch"
@@ -24,7 +25,7 @@ TWO_TASKS = "--ntasks-per-node=2"
 # Four trials on four ranks, then two on two ranks each, then one on all: 96 epochs one after the
 # other, of which a job that is stopped after 90 has done all but a few.
 LONG: dict[str, Any] = {
-    "space": {"x": (3, 0, 2, 1)},
+    "search": {"searcher": "grid", "space": {"x": {"choices": [3, 0, 2, 1]}}},
     "schedule": {"scheduler": "successive_halving", "min_epochs": 24, "max_epochs": 96},
 }
 HALVING: dict[str, Any] = {
@@ -32,14 +33,27 @@ HALVING: dict[str, Any] = {
 }
 
 
+def write(folder: Path, *, seconds: float, **sections: Any) -> Path:
+    """A deterministic experiment whose epochs take so long."""
+    arguments = {"seconds": seconds}
+    return write_job(folder, {"arguments": arguments, **sections})
+
+
+def alone(folder: Path, **sections: Any) -> Path:
+    """The folder of a run that nothing interrupts."""
+    path = write(folder, seconds=0.0, **sections)
+    run_ranks(MPIS[0], 2, ["-m", "mpihpo", "run", str(path)], cwd=folder, timeout=60)
+    return folder
+
+
 def write_long(folder: Path, seconds: float) -> None:
     """An experiment that takes ``96 * seconds`` on four ranks."""
-    write(folder, arguments={"log": str(folder / "log"), "seconds": seconds}, **LONG)
+    write(folder, seconds=seconds, **LONG)
 
 
 def write_halving(folder: Path) -> None:
     """An experiment of a few seconds, most of them after its first rung."""
-    write(folder, arguments={"log": str(folder / "log"), "seconds": 0.5}, **HALVING)
+    write(folder, seconds=0.5, **HALVING)
 
 
 def reasons(folder: Path) -> list[str]:
@@ -48,7 +62,7 @@ def reasons(folder: Path) -> list[str]:
 
 
 def output(folder: Path) -> dict[str, str]:
-    """Makes a script write where the functions of `tests.system.test_resume` look."""
+    """Makes a script write where the functions of `tests.faults.comparing` look."""
     return {"MPIHPO_OUTPUT": str(folder / "run")}
 
 
@@ -94,12 +108,12 @@ def slow(slurm: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Slow:
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return alone(MPIS[0], tmp_path_factory.mktemp("halving"), **HALVING)
+    return alone(tmp_path_factory.mktemp("halving"), **HALVING)
 
 
 @pytest.fixture(scope="module")
 def reference_of_slow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return alone(MPIS[0], tmp_path_factory.mktemp("long"), **LONG)
+    return alone(tmp_path_factory.mktemp("long"), **LONG)
 
 
 def test_four_nodes(slurm: Cluster, tmp_path: Path):
@@ -137,7 +151,7 @@ def test_a_process_group_across_nodes(slurm: Cluster, tmp_path: Path):
 @pytest.mark.parametrize("script", sorted(script.name for script in JOB_SCRIPTS.glob("*.sbatch")))
 def test_each_script_as_it_is(slurm: Cluster, tmp_path: Path, script: str):
     """But for the number of ranks and the time limit."""
-    write(tmp_path, arguments={"log": str(tmp_path / "log"), "seconds": 0.0})
+    write(tmp_path, seconds=0.0)
     options = ("--nodes=1", TWO_TASKS, "--time=10")
     job = slurm.submit(script, tmp_path, *options, arguments=["--set", "search.trials=4"])
     job.wait("COMPLETED", 30)
@@ -150,7 +164,7 @@ def test_each_script_as_it_is(slurm: Cluster, tmp_path: Path, script: str):
 
 
 def test_a_wrong_experiment_is_not_requeued(slurm: Cluster, tmp_path: Path):
-    write(tmp_path, schedule={"max_epochs": 0})
+    write(tmp_path, seconds=0.0, schedule={"max_epochs": 0})
     job = slurm.submit(SCRIPT, tmp_path, "--nodes=1", TWO_TASKS)
     facts = job.wait("FAILED", 30)
     assert (facts["ExitCode"], facts["Restarts"]) == ("2:0", "0"), job.describe()
@@ -169,13 +183,13 @@ def test_scancel(slurm: Cluster, tmp_path: Path, reference: Path):
     assert job.wait("CANCELLED", 30)["Restarts"] == "0"
     assert reasons(tmp_path) == ["SIGTERM"]
     assert "Exited with exit code 75" in job.printed()
-    trained = len(lines(tmp_path))
+    trained = len(trained(tmp_path))
     # The same command line, and the environment says where to go on.
     job = slurm.submit(SCRIPT, tmp_path, *options, env=output(tmp_path))
     job.wait("COMPLETED", 60)
     assert "resuming after" in job.printed()
-    check_equal(tmp_path, reference)
-    assert len(lines(tmp_path)) == len(lines(reference)) >= trained
+    check_same(tmp_path, reference)
+    assert len(trained(tmp_path)) == len(trained(reference)) >= trained
 
 
 def test_a_rank_that_is_killed(slurm: Cluster, tmp_path: Path, reference: Path):
@@ -189,7 +203,7 @@ def test_a_rank_that_is_killed(slurm: Cluster, tmp_path: Path, reference: Path):
     assert seconds < 30
     facts = job.wait("FAILED", 30)
     assert (facts["ExitCode"], facts["Restarts"]) == ("137:0", "0"), job.describe()
-    before = len(lines(tmp_path))
+    before = len(trained(tmp_path))
     slurm.submit(SCRIPT, tmp_path, "--nodes=1", TWO_TASKS, env=output(tmp_path)).wait(
         "COMPLETED", 60
     )
@@ -213,7 +227,7 @@ def test_a_node_that_goes_away(slurm: Cluster, tmp_path: Path, reference: Path):
         seconds = seconds_until_no_process(*jobs)
         sys.stdout.write(f"a node lost: no process left after {seconds:.1f} s\n")
         assert seconds < 30
-        before = [len(lines(folder)) for folder in folders]
+        before = [len(trained(folder)) for folder in folders]
         jobs[0].wait("NODE_FAIL", 30)
         options = ("--nodes=3", TWO_TASKS)
         job = slurm.submit(SCRIPT, folders[0], *options, env=output(folders[0]))
@@ -230,9 +244,9 @@ def test_a_node_that_goes_away(slurm: Cluster, tmp_path: Path, reference: Path):
 def check_gone_on(folder: Path, done: list[tuple[int, int]], before: int, expected: Path) -> None:
     """The first job had finished ``done``, and trained ``before`` epochs in all."""
     assert done
-    again = {(int(line[0]), int(line[1])) for line in lines(folder)[before:]}
+    again = {(trial, rung) for trial, rung, *_ in trained(folder)[before:]}
     assert not again & set(done)
-    check_equal(folder, expected)
+    check_same(folder, expected)
 
 
 def test_a_signal_before_the_time_limit(slow: Slow, reference_of_slow: Path):
@@ -241,8 +255,8 @@ def test_a_signal_before_the_time_limit(slow: Slow, reference_of_slow: Path):
     folder = slow.stopped_by_signal
     assert set(reasons(folder)[:-1]) == {"SIGUSR1"}, slow.signal_job.describe()
     assert "DUE TO TIME LIMIT" not in slow.signal_job.printed()
-    check_equal(folder, reference_of_slow)
-    assert len(lines(folder)) == len(lines(reference_of_slow))
+    check_same(folder, reference_of_slow)
+    assert len(trained(folder)) == len(trained(reference_of_slow))
 
 
 def test_the_time_limit_alone(slow: Slow, reference_of_slow: Path):
@@ -253,5 +267,5 @@ def test_the_time_limit_alone(slow: Slow, reference_of_slow: Path):
     ended = next(entry["seconds"] for entry in entries(folder) if entry["kind"] == "finish")
     assert 45 < ended < 60
     assert "DUE TO TIME LIMIT" not in slow.time_job.printed()
-    check_equal(folder, reference_of_slow)
-    assert len(lines(folder)) == len(lines(reference_of_slow))
+    check_same(folder, reference_of_slow)
+    assert len(trained(folder)) == len(trained(reference_of_slow))

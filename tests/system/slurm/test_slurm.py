@@ -183,13 +183,13 @@ def test_scancel(slurm: Cluster, tmp_path: Path, reference: Path):
     assert job.wait("CANCELLED", 30)["Restarts"] == "0"
     assert reasons(tmp_path) == ["SIGTERM"]
     assert "Exited with exit code 75" in job.printed()
-    trained = len(trained(tmp_path))
+    before = len(trained(tmp_path))
     # The same command line, and the environment says where to go on.
     job = slurm.submit(SCRIPT, tmp_path, *options, env=output(tmp_path))
     job.wait("COMPLETED", 60)
     assert "resuming after" in job.printed()
     check_same(tmp_path, reference)
-    assert len(trained(tmp_path)) == len(trained(reference)) >= trained
+    assert len(trained(tmp_path)) == len(trained(reference)) >= before
 
 
 def test_a_rank_that_is_killed(slurm: Cluster, tmp_path: Path, reference: Path):

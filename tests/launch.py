@@ -23,6 +23,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 ON_EVERY_RANK = Path(__file__).parent / "on_every_rank"
 """On the path of the ranks: makes SIGQUIT write where a rank stands."""
+SURVIVE_DEATHS = ("--with-ft", "ulfm")
+"""Options of Open MPI's mpiexec with which the job goes on when a rank dies; its status is 0."""
 OPENMPI_PYTHON = "MPIHPO_TEST_OPENMPI_PYTHON"
 """Names the Python of a second environment, which has Open MPI."""
 
@@ -138,6 +140,7 @@ class Job:
         folder: Path,
         environment: Mapping[str, str],
         cwd: str | os.PathLike[str] | None,
+        options: Sequence[str] = (),
     ) -> None:
         assert mpi.mpiexec is not None
         self.ranks = ranks
@@ -149,7 +152,7 @@ class Job:
         on_rank = ["/bin/sh", "-c", _ON_RANK, str(folder), mpi.python, *arguments]
         with (folder / "mpiexec").open("wb") as output:
             self.mpiexec = subprocess.Popen(
-                [mpi.mpiexec, "-n", str(ranks), *on_rank],
+                [mpi.mpiexec, *options, "-n", str(ranks), *on_rank],
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -275,6 +278,7 @@ def start_ranks(
     *,
     env: Mapping[str, str | None] | None = None,
     cwd: str | os.PathLike[str] | None = None,
+    options: Sequence[str] = (),
 ) -> Iterator[Job]:
     """Start ``python *arguments`` on so many ranks; nothing of it is left after the block.
 
@@ -284,9 +288,10 @@ def start_ranks(
         arguments: For the Python of this MPI, such as ``["-m", "mpihpo", "run", "x.yaml"]``.
         env: More environment variables; None as a value takes one away.
         cwd: Working directory of the ranks.
+        options: For mpiexec.
     """
     with tempfile.TemporaryDirectory(prefix="mpihpo-ranks-") as folder:
-        job = Job(mpi, ranks, arguments, Path(folder), environment(env or {}), cwd)
+        job = Job(mpi, ranks, arguments, Path(folder), environment(env or {}), cwd, options)
         try:
             yield job
         finally:
@@ -301,6 +306,7 @@ def run_ranks(
     timeout: float = 120.0,
     env: Mapping[str, str | None] | None = None,
     cwd: str | os.PathLike[str] | None = None,
+    options: Sequence[str] = (),
     rc: int | None = 0,
 ) -> Result:
     """Run ``python *arguments`` on so many ranks to its end; the rest as in `start_ranks`.
@@ -312,7 +318,7 @@ def run_ranks(
     Raises:
         AssertionError: It hangs, or ended with another status; tells what each rank printed.
     """
-    with start_ranks(mpi, ranks, arguments, env=env, cwd=cwd) as job:
+    with start_ranks(mpi, ranks, arguments, env=env, cwd=cwd, options=options) as job:
         result = job.wait(timeout)
     if rc is not None and result.rc != rc:
         command = " ".join(arguments)
@@ -327,6 +333,7 @@ def run_programs(
     *functions: str,
     timeout: float = 120.0,
     env: Mapping[str, str | None] | None = None,
+    options: Sequence[str] = (),
 ) -> Result:
     """Call functions of a module of `tests.mpi.programs` on so many ranks, one after the other.
 
@@ -337,7 +344,7 @@ def run_programs(
         functions: ``name`` or ``name:argument``; arguments are text.
     """
     arguments = ["-m", "tests.rank_program", f"tests.mpi.programs.{module}", *functions]
-    return run_ranks(mpi, ranks, arguments, timeout=timeout, env=env)
+    return run_ranks(mpi, ranks, arguments, timeout=timeout, env=env, options=options)
 
 
 def environment(changes: Mapping[str, str | None]) -> dict[str, str]:

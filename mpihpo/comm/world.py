@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import os
 import pickle
-import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from typing import Any, TypeVar
 
 from mpi4py import MPI
 
+from mpihpo.comm.deaths import Deaths, job_survives_deaths
 from mpihpo.comm.interruptible import InterruptibleComm
 from mpihpo.comm.mailbox import Mailbox
+from mpihpo.comm.parent import Parent
+from mpihpo.comm.registry import Registry
 from mpihpo.comm.waiting import wait_until
 from mpihpo.errors import InternalError, TeardownError
 
@@ -21,35 +23,8 @@ NODE_NAME_VARIABLE = "MPIHPO_NODE_NAME"
 """Overrides the node's name, for containers whose host names are all the same."""
 
 
-class Registry:
-    """Counts every communicator and process group: what was opened must be closed at the end."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: set[tuple[str, int]] = set()
-        self._kept: list[Any] = []
-        self.total = 0
-
-    def opened(self, kind: str, serial: int) -> None:
-        """Note a new one."""
-        with self._lock:
-            self._open.add((kind, serial))
-            self.total += 1
-
-    def closed(self, kind: str, serial: int) -> None:
-        """Note that one is gone."""
-        with self._lock:
-            self._open.discard((kind, serial))
-
-    def keep(self, thing: Any) -> None:
-        """Hold something until the process ends because MPI may still use its memory."""
-        self._kept.append(thing)
-
-    @property
-    def live(self) -> list[str]:
-        """What is open, by kind and serial."""
-        with self._lock:
-            return [f"{kind} {serial}" for kind, serial in sorted(self._open)]
+MEETING_SECONDS = 60.0
+"""How long ranks wait for each other at the end where some have died or are left out."""
 
 
 class World:
@@ -65,11 +40,6 @@ class World:
         self.comm = InterruptibleComm(comm.Dup())
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.comm.Set_name("mpihpo world")
-        self.parent: MPI.Intracomm = comm.Dup()
-        """Groups are made from it and nothing is sent on it: Open MPI's Create_group sends messages
-        of its own with the caller's tag, which the mailbox would take."""
-        self.parent.Set_errhandler(MPI.ERRORS_RETURN)
-        self.parent.Set_name("mpihpo groups")
         self.rank: int = self.comm.Get_rank()
         self.size: int = self.comm.Get_size()
         self.threads_may_call: bool = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
@@ -80,10 +50,27 @@ class World:
         self.node_of: tuple[int, ...] = _numbered(self.node_names)
         """Number of each world rank's node, by first appearance."""
         self.registry = Registry()
-        self.mailbox = Mailbox(self.comm)
+        self.deaths = Deaths(self.comm, self.threads_may_call and job_survives_deaths())
+        self.mailbox = Mailbox(self.comm, self.deaths)
+        # Open MPI's Create_group sends messages of its own with the caller's tag, which the mailbox
+        # would take: hence a second communicator.
+        self.parent = Parent(comm.Dup(), self.deaths, self.mailbox, self.registry)
+        """Makes the communicators of groups."""
         self.serve: Callable[[], None] = lambda: None
         """Called in every wait of this rank, for what no thread of its own may do."""
         self._store_mail: Any = None
+        self._is_closed = False
+        self._met = 0
+
+    @property
+    def survives_deaths(self) -> bool:
+        """Whether the job goes on when a rank dies."""
+        return self.deaths.are_survived
+
+    @property
+    def dead(self) -> frozenset[int]:
+        """Ranks that are known to have died; only grows. Noticed when a rank reads its mail."""
+        return self.deaths.dead
 
     @property
     def store_mail(self) -> Any:
@@ -122,24 +109,93 @@ class World:
             if each is not None:
                 raise each
 
-    def close(self) -> None:
+    def survivors(
+        self, lost: Collection[int] = (), timeout_seconds: float = MEETING_SECONDS
+    ) -> InterruptibleComm:
+        """A communicator over all ranks but those in ``lost`` and the dead, in the old order.
+
+        Collective over these ranks. It stays until the process ends.
+
+        Args:
+            lost: Ranks that live but take part in nothing any more; the same on every rank.
+            timeout_seconds: How long to wait for the others.
+
+        Raises:
+            CommError: Not all came in time.
+        """
+        apart = frozenset(lost)
+
+        def ranks() -> tuple[int, ...]:
+            return tuple(rank for rank in range(self.size) if rank not in apart | self.dead)
+
+        self._met += 1
+        made = self.parent.meet_and_make(
+            # Groups have the tags below.
+            *("survivors", self._met, ranks, self.tag_limit),
+            timeout_seconds=timeout_seconds,
+        )
+        made.Set_name("mpihpo survivors")
+        self.registry.keep(made)
+        return InterruptibleComm(made)
+
+    def shrunk(self, timeout_seconds: float, lost: Collection[int] = ()) -> MPI.Intracomm:
+        """As `survivors`, for a new world; this one is good for nothing more than `leave`."""
+        return MPI.Intracomm(self.survivors(lost, timeout_seconds))
+
+    def close(self, without: Collection[int] = ()) -> None:
         """Free the duplicate; collective over the world. A second time does nothing.
+
+        Where ranks died or are left out it is collective over the others, and nothing is freed: MPI
+        may still use it.
+
+        Args:
+            without: Ranks that live but take no part; the same on every rank.
 
         Raises:
             TeardownError: Communicators or process groups are left over.
+            CommError: Not all ranks that live came in time; only where some died or are left out.
         """
-        if self.comm == MPI.COMM_NULL:
+        if self._is_closed:
             return
+        if without or self.dead or not self._close_together():
+            self._close_apart(without)
+        self._is_closed = True
+        if live := self.registry.live:
+            raise TeardownError(f"left over at the end: {', '.join(live)}")
+
+    def _close_together(self) -> bool:
+        """Free the duplicates, unless a rank dies meanwhile; collective over the world."""
         # Late words for groups that are gone. A long one leaves its sender only when it is
         # received, so that every rank receives until all are here with nothing more to send.
-        self._discard_until(self.mailbox.flushed)
-        self._discard_until(self.comm.Ibarrier().Test)
+        try:
+            self._discard_until(self.mailbox.flushed)
+            self._discard_until(self.comm.Ibarrier().Test)
+        except MPI.Exception as error:
+            self.deaths.met(error)
+            return False
         self.mailbox.discard_all()
-        live = self.registry.live
         MPI.Comm.Free(self.comm)
-        self.parent.Free()
-        if live:
-            raise TeardownError(f"left over at the end: {', '.join(live)}")
+        self.parent.free()
+        return True
+
+    def _close_apart(self, without: Collection[int]) -> None:
+        """Send what is left and keep the duplicates; collective over the other ranks that live."""
+        try:
+            comm = self.survivors(without)
+            self._discard_until(lambda: self.mailbox.flushed(without))
+            self._discard_until(comm.Ibarrier().Test)
+        except MPI.Exception as error:
+            self.deaths.met(error)  # the others see it too, and end in the same way
+        finally:
+            self.leave()
+
+    def leave(self) -> None:
+        """The end without the others: keep all until the process ends; local."""
+        if not self._is_closed:
+            self._is_closed = True
+            self.mailbox.discard_all()
+            self.parent.leave()
+            self.registry.keep((self.comm, self.mailbox))
 
     def _discard_until(self, ready: Callable[[], bool]) -> None:
         def discarded_and_ready() -> bool:

@@ -29,7 +29,8 @@ OUT_OF_MEMORY = frozenset({"OutOfMemoryError", "MemoryError"})
 LOST_STATE = CheckpointError.__name__
 """Name of the error of a trial whose saved state cannot be read."""
 NOT_ITS_FAULT = frozenset({RankLost.__name__, Overdue.__name__, KeyboardInterrupt.__name__})
-"""Names of errors that a trial is forgiven once: it was stopped, or a rank has died."""
+"""Names of errors that a trial is forgiven: it was stopped, or a rank has died."""
+_TIMES_FORGIVEN = 3  # one death can hit a trial more than once; later it may be what kills ranks
 
 _ENDED = frozenset({Status.STOPPED, Status.COMPLETED, Status.FAILED})
 
@@ -74,7 +75,7 @@ class Agenda:
         self._held: Evaluation | None = None
         self._again: deque[Evaluation] = deque()  # handed out before, to be started once more
         self._failures: Counter[int] = Counter()
-        self._forgiven: set[int] = set()
+        self._forgiven: Counter[int] = Counter()
         self._least: dict[int, int] = {}  # ranks that a trial needs since it ran out of memory
         self._live: dict[int, Status] = {}  # of trials that have not ended
         self._counts: Counter[Status] = Counter()
@@ -219,8 +220,8 @@ class Agenda:
         # A fault of the disk, not of the trial; torch has an error of this name as well.
         if failure.kind == LOST_STATE and start and not allocation.holders:
             self._holdings.unreadable(trial_id, start)
-        elif failure.kind in NOT_ITS_FAULT and trial_id not in self._forgiven:
-            self._forgiven.add(trial_id)  # a second time the trial may be what kills them
+        elif failure.kind in NOT_ITS_FAULT and self._forgiven[trial_id] < _TIMES_FORGIVEN:
+            self._forgiven[trial_id] += 1
         else:
             self._failures[trial_id] += 1
             if self._failures[trial_id] > self._retries:

@@ -15,7 +15,7 @@ from mpihpo.comm.mailbox import Mailbox
 from mpihpo.comm.parent import Parent
 from mpihpo.comm.registry import Registry
 from mpihpo.comm.waiting import wait_until
-from mpihpo.errors import CommError, InternalError, TeardownError
+from mpihpo.errors import CommError, InternalError, RankLost, TeardownError
 
 T = TypeVar("T")
 
@@ -127,7 +127,7 @@ class World:
             timeout_seconds: How long to wait for the others.
 
         Raises:
-            CommError: Not all came in time.
+            CommError: Not all came in time, or one died meanwhile.
         """
         apart = frozenset(lost)
 
@@ -135,11 +135,14 @@ class World:
             return tuple(rank for rank in range(self.size) if rank not in apart | self.dead)
 
         self._met += 1
-        made = self.parent.meet_and_make(
-            # Groups have the tags below.
-            *("survivors", self._met, ranks, self.tag_limit),
-            timeout_seconds=timeout_seconds,
-        )
+        try:
+            made = self.parent.meet_and_make(
+                # Groups have the tags below.
+                *("survivors", self._met, ranks, self.tag_limit),
+                timeout_seconds=timeout_seconds,
+            )
+        except RankLost as error:
+            raise CommError(str(error)) from error
         made.Set_name("mpihpo survivors")
         self.registry.keep(made)
         return InterruptibleComm(made)

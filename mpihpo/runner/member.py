@@ -23,6 +23,7 @@ from mpihpo.runner.batch import plan_batch
 from mpihpo.runner.handover import channel_of, receive_state
 from mpihpo.runner.orders import (
     Abort,
+    Died,
     Ended,
     EpochVerdict,
     Failing,
@@ -182,6 +183,8 @@ class Member:
             def check() -> None:
                 group.check()
                 if holder in self._agent.gone:
+                    if holder in self._world.dead:
+                        self._mailbox.post(Died(holder), 0, Tag.EVENT)
                     raise RankLost(f"rank {holder}, which held the trial's state, is lost")
 
             kept = receive_state(self._mailbox, holder, channel, check)

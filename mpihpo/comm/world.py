@@ -60,6 +60,7 @@ class World:
         """Called in every wait of this rank, for what no thread of its own may do."""
         self._store_mail: Any = None
         self._is_closed = False
+        self._leaves_some_out = False
         self._met = 0
 
     @property
@@ -71,6 +72,15 @@ class World:
     def dead(self) -> frozenset[int]:
         """Ranks that are known to have died; only grows. Noticed when a rank reads its mail."""
         return self.deaths.dead
+
+    @property
+    def may_finalize(self) -> bool:
+        """Whether MPI_Finalize is sure to return; after `close`, on every rank.
+
+        It waits for ranks that are left out, and Open MPI's at times for a rank that has died. Then
+        ``os._exit`` ends the process: Open MPI's launcher hands on its status.
+        """
+        return not self.dead and not self._leaves_some_out
 
     @property
     def store_mail(self) -> Any:
@@ -157,6 +167,7 @@ class World:
         """
         if self._is_closed:
             return
+        self._leaves_some_out = bool(without)
         if without or self.dead or not self._close_together():
             self._close_apart(without)
         self._is_closed = True

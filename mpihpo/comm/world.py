@@ -37,6 +37,7 @@ class World:
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
+        self._was_larger = False
         self._set_up(comm)
 
     def _set_up(self, comm: MPI.Intracomm) -> None:
@@ -77,6 +78,15 @@ class World:
     def dead(self) -> frozenset[int]:
         """Ranks that are known to have died; only grows. Noticed when a rank reads its mail."""
         return self.deaths.dead
+
+    @property
+    def may_finalize(self) -> bool:
+        """Whether MPI_Finalize is sure to return; after `close`, on every rank.
+
+        It waits for ranks that are lost and live, and Open MPI's at times for one that has died.
+        Then ``os._exit`` ends the process: Open MPI's launcher hands on its status.
+        """
+        return not (self.lost or self.dead or self._was_larger)
 
     @property
     def store_mail(self) -> Any:
@@ -170,6 +180,7 @@ class World:
         """
         comm = self.survivors(timeout_seconds=timeout_seconds)
         self.leave()
+        self._was_larger = True
         self._set_up(MPI.Intracomm(comm))
 
     def close(self, timeout_seconds: float | None = None) -> bool:

@@ -41,12 +41,20 @@ def die() -> NoReturn:
     raise AssertionError("still alive")
 
 
+def end() -> NoReturn:
+    """The end of a process after a death: MPI_Finalize may wait for the dead rank."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 def known(answer: str) -> None:
     """Whether deaths are survived is known before there are any."""
     world = World(MPI.COMM_WORLD)
     assert world.survives_deaths == (answer == "yes"), MPI.Get_library_version()
     assert world.dead == frozenset()
     world.close()
+    assert world.may_finalize
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -264,6 +272,7 @@ def dies_while_closing() -> None:
         die()
     world.close()
     assert world.dead == {1}
+    assert not world.may_finalize
 
 
 def set_aside(kind: str) -> None:
@@ -293,6 +302,7 @@ def set_aside(kind: str) -> None:
         assert world.close()
         assert world.registry.live == []
         assert world.dead == victims
+        assert not world.may_finalize
     if world.rank == 0:
         everybody.send("go on", stuck)
 

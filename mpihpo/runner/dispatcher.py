@@ -22,7 +22,7 @@ from mpihpo.instructions import (
     Save,
     Start,
 )
-from mpihpo.records import Allocation, Ending, Outcome
+from mpihpo.records import Allocation, Ending, Failure, Outcome
 from mpihpo.results.encoding import name_ranks
 from mpihpo.runner.orders import (
     Abort,
@@ -393,6 +393,12 @@ class Dispatcher:
         lost = self._lost | self._world.dead
         order = self.farewell = replace(order, lost=tuple(sorted(lost)))
         if order.fault is not None:
-            for rank in self._training_ranks:
-                self._mailbox.post(StopSoon(), rank, Tag.ALERT)
+            # Nobody is left to release the members of a trial, one of which may be stuck.
+            failure = Failure(
+                rank=self._world.rank, kind=InternalError.__name__, message="the job failed"
+            )
+            for serial, (allocation, _) in self._running.items():
+                for rank in allocation.ranks:
+                    self._mailbox.post(Abort(serial, failure), rank, Tag.ALERT)
+                self._mailbox.post(GivenUp(serial), allocation.leader, Tag.ALERT)
         self._order(order, self._training_ranks)

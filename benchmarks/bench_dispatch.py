@@ -102,6 +102,7 @@ def job(trials: int, sleep: float, output: str | None) -> None:
     assert len(evaluations) == trials, f"{len(evaluations)} evaluations of {trials}"
     slept = sum(nap(sleep, _seed(trial_id)) for trial_id in range(trials) if sleep)
     figures = {
+        "package": machine.package(),
         "mpi": machine.mpi_library(),
         "ranks": comm.size,
         "seconds": seconds,
@@ -142,7 +143,7 @@ def _drive_one(options: argparse.Namespace, python: str) -> None:
     trials, ranks = options.trials, options.ranks
     if not options.sleep_only:
         for title, with_output in (("no output", False), ("journal and results.h5", True)):
-            figures, whole = _launch(options, python, trials, 0.0, with_output)
+            figures, whole = launch_job(python, ranks, trials, with_output=with_output)
             print(f"\n{figures['mpi']}, {ranks} ranks, {trials} evaluations, {title}")
             print(f"  run() alone      {1e3 * figures['seconds'] / trials:8.3f} ms per evaluation")
             print(f"  process included {1e3 * whole / trials:8.3f} ms per evaluation")
@@ -150,7 +151,7 @@ def _drive_one(options: argparse.Namespace, python: str) -> None:
                 print(f"  growth of {kind:15} {'  '.join(f'{each:+d}' for each in grown)}")
     trials = options.sleep_trials
     if trials:
-        figures, _ = _launch(options, python, trials, options.sleep, True)
+        figures, _ = launch_job(python, ranks, trials, with_output=True, sleep=options.sleep)
         busy = figures["slept"] / ranks
         print(
             f"\n{figures['mpi']}, {ranks} ranks, {trials} evaluations that sleep "
@@ -160,15 +161,31 @@ def _drive_one(options: argparse.Namespace, python: str) -> None:
         print(f"  busy share over run()                   {busy / figures['seconds']:.4f}")
 
 
-def _launch(
-    options: argparse.Namespace, python: str, trials: int, sleep: float, with_output: bool
+def launch_job(
+    python: str,
+    ranks: int,
+    trials: int,
+    *,
+    with_output: bool,
+    sleep: float = 0.0,
+    root: Path = launcher.ROOT,
 ) -> tuple[dict[str, Any], float]:
+    """One job with the package in ``root``: its figures, and the seconds of the whole process."""
     with tempfile.TemporaryDirectory() as folder:
         arguments = [__file__, "--job", "--trials", str(trials), "--sleep", str(sleep)]
         if with_output:
             arguments += ["--output", f"{folder}/run"]
-        text, seconds = launcher.launch(options.ranks, arguments, python=python)
+        text, seconds = launcher.launch(ranks, arguments, python=python, root=root)
     return json.loads(text.splitlines()[-1]), seconds
+
+
+def add_openmpi_python(parser: argparse.ArgumentParser) -> None:
+    """Add the argument that names the second Python."""
+    parser.add_argument(
+        "--openmpi-python",
+        default=os.environ.get(OPENMPI_PYTHON_VARIABLE),
+        help=f"a Python with Open MPI beside this one; default: {OPENMPI_PYTHON_VARIABLE}",
+    )
 
 
 def main() -> None:
@@ -179,11 +196,7 @@ def main() -> None:
     parser.add_argument("--sleep", type=float, default=0.05, help="mean seconds, default 0.05")
     parser.add_argument("--sleep-trials", type=int, default=1000, help="0: without this part")
     parser.add_argument("--sleep-only", action="store_true")
-    parser.add_argument(
-        "--openmpi-python",
-        default=os.environ.get(OPENMPI_PYTHON_VARIABLE),
-        help=f"a Python with Open MPI beside this one; default: {OPENMPI_PYTHON_VARIABLE}",
-    )
+    add_openmpi_python(parser)
     parser.add_argument("--job", action="store_true", help="be a rank of one job")
     parser.add_argument("--output", help="with --job: the job's output folder")
     options = parser.parse_args()

@@ -288,8 +288,10 @@ def job(options: argparse.Namespace) -> None:
     lines, median = summarise(traces, comm.size, state_bytes)
     text = "\n".join([f"{machine.mpi_library()}, {comm.size} ranks", *lines])
     if options.json:
-        write_state(options.state_file, state_bytes)
-        Path(options.json).write_text(json.dumps({"text": text, "median": median}))
+        found = {"package": machine.package(), "text": text, "median": median}
+        Path(options.json).write_text(json.dumps(found))
+        if options.state_file:
+            write_state(options.state_file, state_bytes)
     else:
         print(text)
 
@@ -419,10 +421,12 @@ def restart_seconds(options: argparse.Namespace, state_file: str) -> float:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
+    arguments = [__file__, "--restarted", "--port", str(port), "--ranks", str(options.ranks)]
+    arguments += ["--state", options.state, "--state-file", state_file]
     began = time.time()
     text, _ = launcher.launch(
         options.ranks,
-        [__file__, "--restarted", "--port", str(port), *_common(options), state_file],
+        arguments,
         python=options.python,
         # gloo would ask the resolver for the host's address, which can take seconds.
         environment={"GLOO_SOCKET_IFNAME": "lo0" if sys.platform == "darwin" else "lo"},
@@ -439,13 +443,15 @@ def drive(options: argparse.Namespace) -> None:
     """Both parts, and how they compare."""
     print(machine.header("What a re-split costs"))
     with tempfile.TemporaryDirectory() as folder:
-        found, state_file = f"{folder}/found.json", f"{folder}/state.pt"
-        arguments = [__file__, "--json", found, "--resplits", str(options.resplits)]
-        launcher.launch(
-            options.ranks, [*arguments, *_common(options), state_file], python=options.python
+        state_file = f"{folder}/state.pt"
+        found = launch_job(
+            options.python,
+            options.ranks,
+            options.resplits,
+            state=options.state,
+            state_file=state_file,
         )
-        content = json.loads(Path(found).read_text())
-        print(content["text"], flush=True)
+        print(found["text"], flush=True)
         if not options.restarts:
             return
         seconds = [restart_seconds(options, state_file) for _ in range(options.restarts)]
@@ -454,12 +460,32 @@ def drive(options: argparse.Namespace) -> None:
         f"restarting {options.ranks} processes up to their first all-reduce, state read from a "
         f"file, {options.restarts} times\n"
         f"  {'whole':14} {1e3 * median:8.1f} {1e3 * max(seconds):8.1f}\n"
-        f"a re-split is {median / content['median']:.1f} times as fast as restarting"
+        f"a re-split is {median / found['median']:.1f} times as fast as restarting"
     )
 
 
-def _common(options: argparse.Namespace) -> list[str]:
-    return ["--ranks", str(options.ranks), "--state", options.state, "--state-file"]
+def launch_job(
+    python: str,
+    ranks: int,
+    resplits: int,
+    *,
+    state: str,
+    state_file: str | None = None,
+    root: Path = launcher.ROOT,
+) -> dict[str, Any]:
+    """Part one as a job of its own, with the package in ``root``.
+
+    Returns:
+        ``text``, the table; ``median``, the seconds of a whole re-split; ``package``, its folder.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        found = Path(folder) / "found.json"
+        arguments = [__file__, "--json", str(found), "--resplits", str(resplits), "--state", state]
+        if state_file:
+            arguments += ["--state-file", state_file]
+        launcher.launch(ranks, arguments, python=python, root=root)
+        content: dict[str, Any] = json.loads(found.read_text())
+    return content
 
 
 def parse_bytes(text: str) -> int:

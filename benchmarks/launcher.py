@@ -35,8 +35,11 @@ def launch(
     python: str | Path = sys.executable,
     timeout_seconds: float = 1800,
     environment: dict[str, str] | None = None,
+    root: Path = ROOT,
 ) -> tuple[str, float]:
     """Run ``python *arguments`` on ``ranks`` ranks, with the launcher that lies beside ``python``.
+
+    The ranks import the package that lies in ``root``.
 
     Returns:
         What it printed, and how many seconds it took from the start of the launcher to its end.
@@ -45,7 +48,7 @@ def launch(
         SystemExit: The job failed; shows what it printed.
     """
     command = [mpiexec(python), "-n", str(ranks), str(python), *map(str, arguments)]
-    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
+    path = os.pathsep.join(filter(None, (str(root), os.environ.get("PYTHONPATH"))))
     began = time.perf_counter()
     done = subprocess.run(
         command,

@@ -40,6 +40,13 @@ def mpi_library() -> str:
     return line.partition(", package")[0]
 
 
+def package() -> str:
+    """The folder that this process has the package from."""
+    import mpihpo
+
+    return str(Path(mpihpo.__file__).resolve().parent)
+
+
 def _versions() -> str:
     found = []
     for name in _PACKAGES:

@@ -23,6 +23,8 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent
 ON_EVERY_RANK = Path(__file__).parent / "on_every_rank"
 """On the path of the ranks: makes SIGQUIT write where a rank stands."""
+SURVIVE_DEATHS = ("--with-ft", "ulfm")
+"""Options of Open MPI's mpiexec with which the job goes on when a rank dies; its status is 0."""
 OPENMPI_PYTHON = "MPIHPO_TEST_OPENMPI_PYTHON"
 """Names the Python of a second environment, which has Open MPI."""
 
@@ -309,6 +311,7 @@ def run_ranks(
     timeout: float = 120.0,
     env: Mapping[str, str | None] | None = None,
     cwd: str | os.PathLike[str] | None = None,
+    options: Sequence[str] = (),
     rc: int | None = 0,
 ) -> Result:
     """Run ``python *arguments`` on so many ranks to its end; the rest as in `start_ranks`.
@@ -320,7 +323,7 @@ def run_ranks(
     Raises:
         AssertionError: It hangs, or ended with another status; tells what each rank printed.
     """
-    with start_ranks(mpi, ranks, arguments, env=env, cwd=cwd) as job:
+    with start_ranks(mpi, ranks, arguments, env=env, cwd=cwd, options=options) as job:
         result = job.wait(timeout)
     if rc is not None and result.rc != rc:
         command = " ".join(arguments)
@@ -335,6 +338,7 @@ def run_programs(
     *functions: str,
     timeout: float = 120.0,
     env: Mapping[str, str | None] | None = None,
+    options: Sequence[str] = (),
 ) -> Result:
     """Call functions of a module of `tests.mpi.programs` on so many ranks, one after the other.
 
@@ -345,7 +349,7 @@ def run_programs(
         functions: ``name`` or ``name:argument``; arguments are text.
     """
     arguments = ["-m", "tests.rank_program", f"tests.mpi.programs.{module}", *functions]
-    return run_ranks(mpi, ranks, arguments, timeout=timeout, env=env)
+    return run_ranks(mpi, ranks, arguments, timeout=timeout, env=env, options=options)
 
 
 def environment(changes: Mapping[str, str | None]) -> dict[str, str]:

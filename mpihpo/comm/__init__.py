@@ -18,4 +18,11 @@ The life of a group
 Every message of the runtime travels on one private duplicate of the caller's communicator, so it
 cannot meet a message of the caller or of a training function; groups are made from a second one.
 What a training function sees as ``trial.comm`` is a communicator of its own.
+
+Deaths
+======
+
+Where the launcher lets a job survive the death of a rank (`comm.deaths`), the mailbox notes who has
+died and goes on. Waits of a group with a dead member end. A thread of every rank makes a new parent
+without the dead (`comm.parent`), from which later groups are made.
 """

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from mpi4py import MPI
 
 from mpihpo.comm.interruptible import InterruptibleComm
-from mpihpo.errors import CommError, GroupAborted, TeardownError
+from mpihpo.errors import GroupAborted, TeardownError
 
 if TYPE_CHECKING:
     from mpihpo.comm.process_group import DefaultGroup
@@ -62,10 +62,12 @@ class Group:
         return self._aborted.is_set()
 
     def check(self) -> None:
-        """Serve the rank, then raise `GroupAborted` if a member has failed; local."""
+        """Serve the rank, then raise `GroupAborted` if a member has failed or died; local."""
         self.world.serve()
         if self._aborted.is_set():
             raise GroupAborted(f"another rank of group {self.serial} failed")
+        if self.world.dead and (dead := self.world.dead.intersection(self.ranks)):
+            raise GroupAborted(f"rank {min(dead)} of group {self.serial} died")
 
     def build(self) -> None:
         """Build the communicator and the process group; collective over the members.
@@ -96,16 +98,18 @@ class Group:
         self.world.registry.opened("process group", self.serial)
 
     def _make_comm(self) -> None:
-        parent = self.world.parent
-        members = parent.Get_group()
-        chosen = members.Incl(self.ranks)
-        try:
-            made = parent.Create_group(chosen, tag=self.serial % self.world.tag_limit)
-        except MPI.Exception as error:
-            raise CommError(f"communicator over ranks {self.ranks}: {error}") from error
-        finally:
-            chosen.Free()
-            members.Free()
+        parent, tag = self.world.parent, self.serial % self.world.tag_limit
+        if self.size > 1 and self.world.survives_deaths:
+            made = parent.meet_and_make(
+                *("group", self.serial, lambda: self.ranks, tag),
+                check=self.check,
+                timeout_seconds=BUILD_TIMEOUT_SECONDS,
+            )
+        elif self.size > 1:
+            made = parent.make(self.ranks, tag)
+        else:
+            made = MPI.COMM_SELF.Dup()  # where ranks die, the parent may be waiting for others
+            made.Set_errhandler(MPI.ERRORS_RETURN)
         made.Set_name(f"mpihpo group {self.serial}")
         comm = InterruptibleComm(made)
         comm.check = self.check

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from enum import IntEnum
 from typing import Any
 
 from mpi4py import MPI
 
+from mpihpo.comm.deaths import Deaths
 from mpihpo.comm.waiting import wait_until
+from mpihpo.errors import CommError
 
 
 class Tag(IntEnum):
@@ -27,6 +29,8 @@ class Tag(IntEnum):
     """Keys of a process group's store."""
     EPOCH = 6
     """Leader to the members of its group: go on or stop, at an epoch's boundary."""
+    MEET = 7
+    """Ranks that wait for each other before they make a communicator."""
 
 
 FIRST_CHANNEL = 16
@@ -34,57 +38,103 @@ FIRST_CHANNEL = 16
 
 
 class Mailbox:
-    """Messages over one communicator that nobody else uses. Thread-safe under THREAD_MULTIPLE."""
+    """Messages over one communicator that nobody else uses. Thread-safe under THREAD_MULTIPLE.
 
-    def __init__(self, comm: MPI.Intracomm) -> None:
+    Where the job survives deaths, what is sent to a dead rank is dropped, and what it sent before
+    can still be taken if it is short.
+
+    Args:
+        comm: The communicator.
+        deaths: Its dead ranks; learns of those that are met here.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, deaths: Deaths | None = None) -> None:
         self._comm = comm
+        self._deaths = deaths or Deaths(comm, are_survived=False)
         self._lock = threading.Lock()
-        self._pending: list[MPI.Request] = []
+        self._pending: list[tuple[int, MPI.Request]] = []
 
     def post(self, message: object, rank: int, tag: int) -> None:
         """Send ``message`` to world rank ``rank``; local, returns at once."""
-        request = self._comm.isend(message, rank, tag)
+        if rank in self._deaths.dead:
+            return
+        try:
+            request = self._comm.isend(message, rank, tag)
+        except MPI.Exception as error:
+            self._deaths.met(error)
+            return
         with self._lock:
-            self._pending = [request for request in self._pending if not request.Test()]
-            self._pending.append(request)
+            self._pending = [posted for posted in self._pending if not self._has_left(posted[1])]
+            self._pending.append((rank, request))
 
     def post_bytes(self, buffer: Any, rank: int, channel: int) -> None:
         """Send a buffer object; it must not change until it has left. Local, returns at once."""
-        request = self._comm.Isend([buffer, MPI.BYTE], rank, channel)
+        if rank in self._deaths.dead:
+            return
+        try:
+            request = self._comm.Isend([buffer, MPI.BYTE], rank, channel)
+        except MPI.Exception as error:
+            self._deaths.met(error)
+            return
         with self._lock:
-            self._pending.append(request)
+            self._pending.append((rank, request))
 
     def take(self, tag: int) -> tuple[int, Any] | None:
         """The oldest message with this tag and its sender, or None; local."""
         status = MPI.Status()
-        message = self._comm.improbe(MPI.ANY_SOURCE, tag, status)
-        if message is None:
+        try:
+            message = self._comm.improbe(MPI.ANY_SOURCE, tag, status)
+            if message is None:
+                return None
+            return status.Get_source(), message.recv()
+        except MPI.Exception as error:
+            self._deaths.met(error)
             return None
-        return status.Get_source(), message.recv()
 
     def receive_bytes(
         self, buffer: Any, rank: int, channel: int, check: Callable[[], None] | None = None
     ) -> None:
-        """Receive what `post_bytes` sent into ``buffer``, waiting for it."""
-        request = self._comm.Irecv([buffer, MPI.BYTE], rank, channel)
-        try:
-            wait_until(request.Test, check=check)
-        except BaseException:
-            request.Cancel()
-            request.Wait()
-            raise
+        """Receive what `post_bytes` sent into ``buffer``, waiting for it.
 
-    def flushed(self) -> bool:
-        """Whether everything posted has left; local."""
+        Raises:
+            CommError: The sender died before all of it had come.
+        """
+        try:
+            request = self._comm.Irecv([buffer, MPI.BYTE], rank, channel)
+            try:
+                wait_until(request.Test, check=check)
+            except BaseException:
+                if request != MPI.REQUEST_NULL:
+                    request.Cancel()
+                    request.Wait()
+                raise
+        except MPI.Exception as error:
+            self._deaths.met(error)
+            raise CommError(f"rank {rank} died while it sent a state") from error
+
+    def flushed(self, without: Collection[int] = ()) -> bool:
+        """Whether everything posted to ranks other than these has left; local."""
         with self._lock:
-            self._pending = [request for request in self._pending if not request.Test()]
-            return not self._pending
+            self._pending = [posted for posted in self._pending if not self._has_left(posted[1])]
+            return all(rank in without for rank, _ in self._pending)
+
+    def _has_left(self, request: MPI.Request) -> bool:
+        try:
+            return request.Test()
+        except MPI.Exception as error:
+            self._deaths.met(error)
+            return True
 
     def discard_all(self) -> int:
         """Receive and forget everything that is still unread; local. Returns how many."""
         count = 0
         status = MPI.Status()
-        while (message := self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)) is not None:
-            message.Recv([bytearray(status.Get_count(MPI.BYTE)), MPI.BYTE])
-            count += 1
-        return count
+        while True:
+            try:
+                message = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
+                if message is None:
+                    return count
+                count += 1
+                message.Recv([bytearray(status.Get_count(MPI.BYTE)), MPI.BYTE])
+            except MPI.Exception as error:
+                self._deaths.met(error)

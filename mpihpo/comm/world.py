@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import os
 import pickle
-import threading
 from collections.abc import Callable, Collection, Iterable
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from mpi4py import MPI
 
+from mpihpo.comm.deaths import Deaths, job_survives_deaths
 from mpihpo.comm.interruptible import InterruptibleComm
 from mpihpo.comm.mailbox import Mailbox
+from mpihpo.comm.parent import Parent
+from mpihpo.comm.registry import Registry
 from mpihpo.comm.waiting import wait_until
-from mpihpo.errors import InternalError, TeardownError
+from mpihpo.errors import CommError, InternalError, TeardownError
 
 T = TypeVar("T")
 
@@ -23,38 +25,6 @@ _SLURM_NODE_NAME_VARIABLE = "SLURMD_NODENAME"
 
 PATIENCE_SECONDS = 60.0
 """After an error other ranks are waited for so long: one may be stuck."""
-
-
-class Registry:
-    """Counts every communicator and process group: what was opened must be closed at the end."""
-
-    _kept: ClassVar[list[Any]] = []
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._open: set[tuple[str, int]] = set()
-        self.total = 0
-
-    def opened(self, kind: str, serial: int) -> None:
-        """Note a new one."""
-        with self._lock:
-            self._open.add((kind, serial))
-            self.total += 1
-
-    def closed(self, kind: str, serial: int) -> None:
-        """Note that one is gone."""
-        with self._lock:
-            self._open.discard((kind, serial))
-
-    def keep(self, thing: Any) -> None:
-        """Hold something until the process ends because MPI may still use its memory."""
-        self._kept.append(thing)
-
-    @property
-    def live(self) -> list[str]:
-        """What is open, by kind and serial."""
-        with self._lock:
-            return [f"{kind} {serial}" for kind, serial in sorted(self._open)]
 
 
 class World:
@@ -67,14 +37,12 @@ class World:
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
+        self._set_up(comm)
+
+    def _set_up(self, comm: MPI.Intracomm) -> None:
         self.comm = InterruptibleComm(comm.Dup())
         self.comm.Set_errhandler(MPI.ERRORS_RETURN)
         self.comm.Set_name("mpihpo world")
-        self.parent: MPI.Intracomm = comm.Dup()
-        """Groups are made from it and nothing is sent on it: Open MPI's Create_group sends messages
-        of its own with the caller's tag, which the mailbox would take."""
-        self.parent.Set_errhandler(MPI.ERRORS_RETURN)
-        self.parent.Set_name("mpihpo groups")
         self.rank: int = self.comm.Get_rank()
         self.size: int = self.comm.Get_size()
         self.threads_may_call: bool = MPI.Query_thread() >= MPI.THREAD_MULTIPLE
@@ -83,17 +51,32 @@ class World:
         """Name of each world rank's node."""
         self.node_of: tuple[int, ...] = _numbered(self.node_names)
         """Number of each world rank's node, by first appearance."""
-        self.dead: frozenset[int] = frozenset()
-        self.survives_deaths = False
         self.lost: frozenset[int] = frozenset()
         """World ranks that the others end without."""
         self.meeting: InterruptibleComm = self.comm
         """For collectives of all ranks that are not lost."""
         self.registry = Registry()
-        self.mailbox = Mailbox(self.comm)
+        self.deaths = Deaths(self.comm, self.threads_may_call and job_survives_deaths())
+        self.mailbox = Mailbox(self.comm, self.deaths)
+        # Open MPI's Create_group sends messages of its own with the caller's tag, which the mailbox
+        # would take: hence a second communicator.
+        self.parent = Parent(comm.Dup(), self.deaths, self.mailbox, self.registry)
+        """Makes the communicators of groups."""
         self.serve: Callable[[], None] = lambda: None
         """Called in every wait of this rank, for what no thread of its own may do."""
         self._store_mail: Any = None
+        self._is_closed = False
+        self._met = 0
+
+    @property
+    def survives_deaths(self) -> bool:
+        """Whether the job goes on when a rank dies."""
+        return self.deaths.are_survived
+
+    @property
+    def dead(self) -> frozenset[int]:
+        """Ranks that are known to have died; only grows. Noticed when a rank reads its mail."""
+        return self.deaths.dead
 
     @property
     def store_mail(self) -> Any:
@@ -132,31 +115,64 @@ class World:
             if each is not None:
                 raise each
 
-    def set_aside(self, ranks: Collection[int]) -> None:
-        """End without these ranks, which never come; collective over the others."""
-        if not ranks:
-            return
-        self.lost = frozenset(ranks)
-        members = self.parent.Get_group()
-        left = members.Excl(sorted(ranks))
-        self.meeting = InterruptibleComm(self.parent.Create_group(left))
-        self.meeting.Set_errhandler(MPI.ERRORS_RETURN)
-        left.Free()
-        members.Free()
+    def survivors(
+        self, lost: Collection[int] = (), timeout_seconds: float = PATIENCE_SECONDS
+    ) -> InterruptibleComm:
+        """A communicator over all ranks but those in ``lost`` and the dead, in the old order.
 
-    def shrink(self) -> None:
-        """Go on without the dead."""
-        raise NotImplementedError
+        Collective over these ranks. It stays until the process ends.
+
+        Args:
+            lost: Ranks that live but take part in nothing any more; the same on every rank.
+            timeout_seconds: How long to wait for the others.
+
+        Raises:
+            CommError: Not all came in time.
+        """
+        apart = frozenset(lost)
+
+        def ranks() -> tuple[int, ...]:
+            return tuple(rank for rank in range(self.size) if rank not in apart | self.dead)
+
+        self._met += 1
+        made = self.parent.meet_and_make(
+            # Groups have the tags below.
+            *("survivors", self._met, ranks, self.tag_limit),
+            timeout_seconds=timeout_seconds,
+        )
+        made.Set_name("mpihpo survivors")
+        self.registry.keep(made)
+        return InterruptibleComm(made)
+
+    def set_aside(self, ranks: Collection[int]) -> None:
+        """End without these ranks, which never come; collective over the others.
+
+        Raises:
+            CommError: Not all of them came in time.
+        """
+        if ranks:
+            self.lost = frozenset(ranks)
+            self.meeting = self.survivors(ranks)
 
     @property
     def survivor(self) -> int:
         """The lowest world rank that is not lost."""
-        return min(set(range(self.size)).difference(self.lost))
+        return min(set(range(self.size)).difference(self.lost, self.dead))
+
+    def shrink(self, timeout_seconds: float = PATIENCE_SECONDS) -> None:
+        """Become the world of the ranks that live, numbered anew; collective over them.
+
+        Raises:
+            CommError: Not all of them came in time.
+        """
+        comm = self.survivors(timeout_seconds=timeout_seconds)
+        self.leave()
+        self._set_up(MPI.Intracomm(comm))
 
     def close(self, timeout_seconds: float | None = None) -> bool:
         """Free the duplicates; collective over the ranks not lost. A second time does nothing.
 
-        With lost ranks they are left as they are, since freeing them takes all.
+        Where ranks have died or are lost nothing is freed, since that takes all.
 
         Args:
             timeout_seconds: How long to wait for the other ranks; None: until they are here.
@@ -167,33 +183,60 @@ class World:
         Raises:
             TeardownError: Communicators or process groups are left over.
         """
-        if self.comm == MPI.COMM_NULL:
+        if self._is_closed:
             return True
+        have_come = None
+        if not self.lost and not self.dead:
+            have_come = self._close_together(timeout_seconds)
+        if have_come is None:
+            have_come = self._close_apart(timeout_seconds)
+        self._is_closed = True
+        if have_come and (live := self.registry.live):
+            raise TeardownError(f"left over at the end: {', '.join(live)}")
+        return have_come
+
+    def _close_together(self, timeout_seconds: float | None) -> bool | None:
+        """Free the duplicates; None: a rank died meanwhile. Collective over the world."""
         # Late words for groups that are gone. A long one leaves its sender only when it is
         # received, so that every rank receives until all are here with nothing more to send.
-        if not self.lost:
+        try:
             self._discard_until(self.mailbox.flushed, timeout_seconds)
-        request = self.meeting.Ibarrier()
-        if not self._discard_until(request.Test, timeout_seconds):
-            self.registry.keep(request)
-            self.leave()
-            return False
+            request = self.comm.Ibarrier()
+            if not self._discard_until(request.Test, timeout_seconds):
+                self.registry.keep(request)
+                self.leave()
+                return False
+        except MPI.Exception as error:
+            self.deaths.met(error)
+            return None
         self.mailbox.discard_all()
-        live = self.registry.live
-        MPI.Comm.Free(self.meeting)
-        if self.lost:
-            self.leave()
-        else:
-            self.parent.Free()
-        if live:
-            raise TeardownError(f"left over at the end: {', '.join(live)}")
+        MPI.Comm.Free(self.comm)
+        self.parent.free()
         return True
+
+    def _close_apart(self, timeout_seconds: float | None) -> bool:
+        """Send what is left and keep the duplicates; collective over the ranks that are left."""
+        try:
+            comm = self.survivors(self.lost) if self.meeting is self.comm else self.meeting
+            self._discard_until(lambda: self.mailbox.flushed(self.lost), PATIENCE_SECONDS)
+            request = comm.Ibarrier()
+            self.registry.keep(request)
+            return self._discard_until(request.Test, timeout_seconds)
+        except CommError:
+            return False
+        except MPI.Exception as error:
+            self.deaths.met(error)  # the others see it too, and end in the same way
+            return True
+        finally:
+            self.leave()
 
     def leave(self) -> None:
         """The end without the others: keep all until the process ends; local."""
-        if self.comm != MPI.COMM_NULL:
-            self.registry.keep((self.comm, self.parent, self.meeting, self.mailbox))
-            self.comm = InterruptibleComm(MPI.COMM_NULL)
+        if not self._is_closed:
+            self._is_closed = True
+            self.mailbox.discard_all()
+            self.parent.leave()
+            self.registry.keep((self.comm, self.meeting, self.mailbox))
 
     def _discard_until(
         self, ready: Callable[[], bool], timeout_seconds: float | None = None

@@ -55,14 +55,16 @@ def assert_nothing_left(world: World, excepthook: object) -> None:
 
 
 def error_from(
-    kind: type[BaseException], function: Callable[..., object], *arguments: object
+    kind: type[BaseException] | tuple[type[BaseException], ...],
+    function: Callable[..., object],
+    *arguments: object,
 ) -> str:
     """What the error says that ``function`` must raise."""
     try:
         function(*arguments)
     except kind as error:
         return str(error)
-    raise AssertionError(f"no {kind.__name__}")
+    raise AssertionError(f"no {kind}")
 
 
 def descriptors() -> int:

@@ -1,0 +1,57 @@
+"""Ranks that die, and ranks that are set aside: the others go on and end well."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.launch import SURVIVE_DEATHS, Mpi, run_programs
+
+
+@pytest.fixture
+def surviving(mpi: Mpi) -> Mpi:
+    """An MPI whose job goes on when a rank dies."""
+    if mpi.name != "openmpi":
+        pytest.skip(f"{mpi.name} ends the job when a rank dies")
+    return mpi
+
+
+def test_survival_is_known(mpi: Mpi) -> None:
+    run_programs(mpi, 2, "deaths", "known:no")
+
+
+def test_survival_is_known_where_it_is_asked_for(surviving: Mpi) -> None:
+    run_programs(surviving, 2, "deaths", "known:yes", options=SURVIVE_DEATHS)
+
+
+def test_mail_goes_on(surviving: Mpi) -> None:
+    run_programs(surviving, 4, "deaths", "mail", options=SURVIVE_DEATHS)
+
+
+def test_groups_go_on(surviving: Mpi) -> None:
+    result = run_programs(surviving, 6, "deaths", "groups", options=SURVIVE_DEATHS)
+    assert "all_reduce: released after" in result.outs[0]
+
+
+@pytest.mark.parametrize("when", ["before", "half-way", "inside"])
+def test_a_member_dies_while_its_group_is_built(surviving: Mpi, when: str) -> None:
+    run_programs(surviving, 4, "deaths", f"building:{when}", options=SURVIVE_DEATHS)
+
+
+def test_rank_0_dies(surviving: Mpi) -> None:
+    run_programs(surviving, 4, "deaths", "rank_0_dies", options=SURVIVE_DEATHS)
+
+
+def test_a_rank_dies_while_the_world_is_closed(surviving: Mpi) -> None:
+    run_programs(surviving, 4, "deaths", "dies_while_closing", options=SURVIVE_DEATHS)
+
+
+def test_ranks_that_are_set_aside(mpi: Mpi) -> None:
+    run_programs(mpi, 4, "deaths", "set_aside:alone")
+
+
+def test_a_rank_that_is_set_aside_and_one_that_dies(surviving: Mpi) -> None:
+    run_programs(surviving, 4, "deaths", "set_aside:after a death", options=SURVIVE_DEATHS)
+
+
+def test_who_does_not_come_is_named(mpi: Mpi) -> None:
+    run_programs(mpi, 2, "deaths", "nobody_comes")

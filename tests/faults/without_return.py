@@ -47,7 +47,7 @@ JOBS: dict[str, TrialJob] = {
         limits={"trial_seconds": 60, "heartbeat_seconds": 2, "grace_seconds": 2}
     ),
     "back": stuck_job(limits={"trial_seconds": 2, "grace_seconds": 1}),
-    "mismatch": stuck_job(limits={"heartbeat_seconds": 2}),
+    "mismatch": stuck_job(limits={"heartbeat_seconds": 4}),
     "gloo": TrialJob(
         train="stuck:with_gloo",
         ranks=3,

@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mpihpo.allocation.pace import Pace
-from mpihpo.errors import CheckpointError, Overdue, RankLost
+from mpihpo.errors import CheckpointError, LossElsewhere, Overdue, RankLost
 from mpihpo.records import Ending, Evaluation, Outcome, RungResult, Status, TrialRecord, reached
 from mpihpo.schedule import Propose, Scheduler
 
@@ -29,8 +29,9 @@ OUT_OF_MEMORY = frozenset({"OutOfMemoryError", "MemoryError"})
 LOST_STATE = CheckpointError.__name__
 """Name of the error of a trial whose saved state cannot be read."""
 NOT_ITS_FAULT = frozenset({RankLost.__name__, Overdue.__name__, KeyboardInterrupt.__name__})
-"""Names of errors that a trial is forgiven: it was stopped, or a rank has died."""
-_TIMES_FORGIVEN = 3  # one death can hit a trial more than once; later it may be what kills ranks
+"""Names of errors that a trial is forgiven once: it was stopped, or a rank of it has died."""
+ELSEWHERE = LossElsewhere.__name__
+"""Name of the error of a trial that another trial's lost rank has hit: always forgiven."""
 
 _ENDED = frozenset({Status.STOPPED, Status.COMPLETED, Status.FAILED})
 
@@ -75,7 +76,7 @@ class Agenda:
         self._held: Evaluation | None = None
         self._again: deque[Evaluation] = deque()  # handed out before, to be started once more
         self._failures: Counter[int] = Counter()
-        self._forgiven: Counter[int] = Counter()
+        self._forgiven: set[int] = set()
         self._least: dict[int, int] = {}  # ranks that a trial needs since it ran out of memory
         self._live: dict[int, Status] = {}  # of trials that have not ended
         self._counts: Counter[Status] = Counter()
@@ -220,9 +221,9 @@ class Agenda:
         # A fault of the disk, not of the trial; torch has an error of this name as well.
         if failure.kind == LOST_STATE and start and not allocation.holders:
             self._holdings.unreadable(trial_id, start)
-        elif failure.kind in NOT_ITS_FAULT and self._forgiven[trial_id] < _TIMES_FORGIVEN:
-            self._forgiven[trial_id] += 1
-        else:
+        elif failure.kind in NOT_ITS_FAULT and trial_id not in self._forgiven:
+            self._forgiven.add(trial_id)  # a second time the trial may be what kills ranks
+        elif failure.kind != ELSEWHERE:
             self._failures[trial_id] += 1
             if self._failures[trial_id] > self._retries:
                 return False

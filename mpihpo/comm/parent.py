@@ -13,7 +13,7 @@ from mpihpo.comm.mailbox import Mailbox
 from mpihpo.comm.meeting import Meetings, Terms
 from mpihpo.comm.registry import Registry
 from mpihpo.comm.waiting import wait_until
-from mpihpo.errors import CommError, RankLost
+from mpihpo.errors import CommError, LossElsewhere
 
 
 class _Line(NamedTuple):
@@ -80,7 +80,7 @@ class Parent:
 
         Raises:
             CommError: Not all came in time.
-            RankLost: A rank died meanwhile.
+            LossElsewhere: A rank died meanwhile.
         """
 
         def terms() -> Terms | None:
@@ -95,7 +95,7 @@ class Parent:
         )
         line = self._line
         if line.generation != agreed.generation:
-            raise RankLost(_died_meanwhile(agreed.ranks))
+            raise LossElsewhere(_died_meanwhile(agreed.ranks))
         if not self._deaths.are_survived:
             return self._make(line, agreed.ranks, tag)
         return self._make_in_a_thread(line, agreed.ranks, tag, check)
@@ -107,7 +107,7 @@ class Parent:
             return line.comm.Create_group(chosen, tag=tag)
         except MPI.Exception as error:
             if self._deaths.are_why(error):
-                raise RankLost(_died_meanwhile(ranks)) from error
+                raise LossElsewhere(_died_meanwhile(ranks)) from error
             raise CommError(f"communicator over ranks {ranks}: {error}") from error
         finally:
             chosen.Free()
@@ -131,7 +131,7 @@ class Parent:
                 check()
             # Another member may have seen the death before it entered, and will not come.
             if not self._deaths.dead.isdisjoint(line.ranks):
-                raise RankLost(_died_meanwhile(ranks))
+                raise LossElsewhere(_died_meanwhile(ranks))
 
         thread = threading.Thread(target=run, name="mpihpo communicator", daemon=True)
         thread.start()

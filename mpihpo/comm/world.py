@@ -15,7 +15,7 @@ from mpihpo.comm.mailbox import Mailbox
 from mpihpo.comm.parent import Parent
 from mpihpo.comm.registry import Registry
 from mpihpo.comm.waiting import wait_until
-from mpihpo.errors import CommError, InternalError, RankLost, TeardownError
+from mpihpo.errors import CommError, InternalError, LossElsewhere, TeardownError
 
 T = TypeVar("T")
 
@@ -151,7 +151,7 @@ class World:
                 *("survivors", self._met, ranks, self.tag_limit),
                 timeout_seconds=timeout_seconds,
             )
-        except RankLost as error:
+        except LossElsewhere as error:
             raise CommError(str(error)) from error
         made.Set_name("mpihpo survivors")
         self.registry.keep(made)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mpihpo.comm.group import Group
 from mpihpo.comm.mailbox import Tag
 from mpihpo.comm.waiting import wait_until
-from mpihpo.errors import GroupAborted, InternalError, RankLost, TrialError
+from mpihpo.errors import GroupAborted, InternalError, LossElsewhere, TrialError
 from mpihpo.experiment import Experiment
 from mpihpo.records import Allocation, Ending, Failure, Report, Spent
 from mpihpo.results.encoding import name_ranks
@@ -185,7 +185,7 @@ class Member:
                 if holder in self._agent.gone:
                     if holder in self._world.dead:
                         self._mailbox.post(Died(holder), 0, Tag.EVENT)
-                    raise RankLost(f"rank {holder}, which held the trial's state, is lost")
+                    raise LossElsewhere(f"rank {holder}, which held the trial's state, is lost")
 
             kept = receive_state(self._mailbox, holder, channel, check)
         if kept is not None and (kept.trial_id, kept.epoch) != (trial_id, epoch):

@@ -20,7 +20,7 @@ from mpihpo.comm.mailbox import FIRST_CHANNEL, Tag
 from mpihpo.comm.meeting import Terms
 from mpihpo.comm.waiting import wait_until
 from mpihpo.comm.world import World
-from mpihpo.errors import CommError, GroupAborted, RankLost
+from mpihpo.errors import CommError, GroupAborted, LossElsewhere
 from mpihpo.runner.agent import Agent
 from mpihpo.runner.state import Keeper
 from tests.mpi.programs.groups import check_default_group
@@ -101,7 +101,7 @@ def mail() -> None:
     assert world.mailbox.flushed()
     assert world.mailbox.take(Tag.ORDER) == (victim, "last words")
     assert "rank 2 died" in error_from(
-        RankLost, world.mailbox.receive_bytes, buffer, victim, FIRST_CHANNEL
+        LossElsewhere, world.mailbox.receive_bytes, buffer, victim, FIRST_CHANNEL
     )
     assert world.mailbox.take(Tag.STORE) is None
 
@@ -227,7 +227,7 @@ def building(when: str) -> None:
         group = Group(world, 1, members, "gloo")
         agent.watch(group)
         began = time.monotonic()
-        error_from((RankLost, GroupAborted), group.build)
+        error_from((LossElsewhere, GroupAborted), group.build)
         assert time.monotonic() - began < AT_MOST_SECONDS
         group.abort()
         agent.watch(None)

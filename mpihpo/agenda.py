@@ -15,7 +15,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from mpihpo.allocation.pace import Pace
-from mpihpo.errors import CheckpointError, Overdue, RankLost
+from mpihpo.errors import CheckpointError, LossElsewhere, Overdue, RankLost
 from mpihpo.records import Ending, Evaluation, Outcome, RungResult, Status, TrialRecord, reached
 from mpihpo.schedule import Propose, Scheduler
 
@@ -29,7 +29,9 @@ OUT_OF_MEMORY = frozenset({"OutOfMemoryError", "MemoryError"})
 LOST_STATE = CheckpointError.__name__
 """Name of the error of a trial whose saved state cannot be read."""
 NOT_ITS_FAULT = frozenset({RankLost.__name__, Overdue.__name__, KeyboardInterrupt.__name__})
-"""Names of errors that a trial is forgiven once: it was stopped, or a rank has died."""
+"""Names of errors that a trial is forgiven once: it was stopped, or a rank of it has died."""
+ELSEWHERE = LossElsewhere.__name__
+"""Name of the error of a trial that another trial's lost rank has hit: always forgiven."""
 
 _ENDED = frozenset({Status.STOPPED, Status.COMPLETED, Status.FAILED})
 
@@ -220,8 +222,8 @@ class Agenda:
         if failure.kind == LOST_STATE and start and not allocation.holders:
             self._holdings.unreadable(trial_id, start)
         elif failure.kind in NOT_ITS_FAULT and trial_id not in self._forgiven:
-            self._forgiven.add(trial_id)  # a second time the trial may be what kills them
-        else:
+            self._forgiven.add(trial_id)  # a second time the trial may be what kills ranks
+        elif failure.kind != ELSEWHERE:
             self._failures[trial_id] += 1
             if self._failures[trial_id] > self._retries:
                 return False

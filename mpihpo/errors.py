@@ -14,7 +14,8 @@
     │   ├── TrialTimeout                    it took longer than limits.trial_seconds, or was silent
     │   ├── CollectiveMismatch              its ranks wait for each other in different calls
     │   ├── Overdue                         it did not end its epoch when the job's time was over
-    │   └── RankLost                        a rank that it needs has died
+    │   ├── LossElsewhere                   a rank outside of it has died that it needed just then
+    │   └── RankLost                        a rank of it has died
     ├── CoordinatorLost(RuntimeError)       the coordinator's rank died or is silent: resume the run
     ├── ResultsError(OSError)               a results file is missing, broken or of another layout
     └── InternalError(RuntimeError)         a broken invariant of ours: please report it
@@ -97,8 +98,12 @@ class Overdue(TrialError):
     """The job's time is over, and the trial has long not come to the end of its epoch."""
 
 
+class LossElsewhere(TrialError):
+    """A rank has died or was set aside that held the trial's state, or while its group was made."""
+
+
 class RankLost(TrialError):
-    """A rank of the trial, or one that held its state, has died or was set aside."""
+    """A rank of the trial has died."""
 
 
 class CoordinatorLost(MpihpoError, RuntimeError):

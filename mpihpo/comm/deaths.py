@@ -53,13 +53,17 @@ class Deaths:
         self._lock = threading.Lock()
         self._kinds = {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING} if are_survived else set()
 
+    def are_why(self, error: MPI.Exception) -> bool:
+        """Whether an MPI call has failed because a rank died."""
+        return error.Get_error_class() in self._kinds
+
     def met(self, error: MPI.Exception) -> None:
         """Note who died, if that is why an MPI call has failed; local.
 
         Raises:
             MPI.Exception: The error, where it tells of no death.
         """
-        if error.Get_error_class() not in self._kinds:
+        if not self.are_why(error):
             raise error
         with self._lock:
             failed, everybody = self._comm.Get_failed(), self._comm.Get_group()

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from mpihpo.comm.deaths import Deaths
 from mpihpo.comm.waiting import wait_until
-from mpihpo.errors import CommError
+from mpihpo.errors import LossElsewhere
 
 
 class Tag(IntEnum):
@@ -97,7 +97,7 @@ class Mailbox:
         """Receive what `post_bytes` sent into ``buffer``, waiting for it.
 
         Raises:
-            CommError: The sender died before all of it had come.
+            LossElsewhere: The sender died before all of it had come.
         """
         try:
             request = self._comm.Irecv([buffer, MPI.BYTE], rank, channel)
@@ -110,7 +110,7 @@ class Mailbox:
                 raise
         except MPI.Exception as error:
             self._deaths.met(error)
-            raise CommError(f"rank {rank} died while it sent a state") from error
+            raise LossElsewhere(f"rank {rank} died while it sent a state") from error
 
     def flushed(self, without: Collection[int] = ()) -> bool:
         """Whether everything posted to ranks other than these has left; local."""

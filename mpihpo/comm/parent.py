@@ -13,7 +13,7 @@ from mpihpo.comm.mailbox import Mailbox
 from mpihpo.comm.meeting import Meetings, Terms
 from mpihpo.comm.registry import Registry
 from mpihpo.comm.waiting import wait_until
-from mpihpo.errors import CommError
+from mpihpo.errors import CommError, LossElsewhere
 
 
 class _Line(NamedTuple):
@@ -79,7 +79,8 @@ class Parent:
             timeout_seconds: For meeting.
 
         Raises:
-            CommError: Not all came in time, or a rank died meanwhile.
+            CommError: Not all came in time.
+            LossElsewhere: A rank died meanwhile.
         """
 
         def terms() -> Terms | None:
@@ -94,7 +95,7 @@ class Parent:
         )
         line = self._line
         if line.generation != agreed.generation:
-            raise CommError(f"communicator over ranks {agreed.ranks}: a rank died meanwhile")
+            raise LossElsewhere(_died_meanwhile(agreed.ranks))
         if not self._deaths.are_survived:
             return self._make(line, agreed.ranks, tag)
         return self._make_in_a_thread(line, agreed.ranks, tag, check)
@@ -105,6 +106,8 @@ class Parent:
         try:
             return line.comm.Create_group(chosen, tag=tag)
         except MPI.Exception as error:
+            if self._deaths.are_why(error):
+                raise LossElsewhere(_died_meanwhile(ranks)) from error
             raise CommError(f"communicator over ranks {ranks}: {error}") from error
         finally:
             chosen.Free()
@@ -113,7 +116,7 @@ class Parent:
     def _make_in_a_thread(
         self, line: _Line, ranks: tuple[int, ...], tag: int, check: Callable[[], None] | None
     ) -> MPI.Intracomm:
-        """As `_make`, and left when a member dies in it; the thread then stays in there."""
+        """As `_make`, and left when any rank dies meanwhile; the thread then stays in there."""
         made: list[MPI.Intracomm] = []
         errors: list[Exception] = []
 
@@ -126,8 +129,9 @@ class Parent:
         def check_members() -> None:
             if check is not None:
                 check()
-            if not self._deaths.dead.isdisjoint(ranks):
-                raise CommError(f"communicator over ranks {ranks}: one died meanwhile")
+            # Another member may have seen the death before it entered, and will not come.
+            if not self._deaths.dead.isdisjoint(line.ranks):
+                raise LossElsewhere(_died_meanwhile(ranks))
 
         thread = threading.Thread(target=run, name="mpihpo communicator", daemon=True)
         thread.start()
@@ -176,3 +180,7 @@ class Parent:
         with self._lock:
             self._is_closed = True
         self._registry.keep(self._line.comm)
+
+
+def _died_meanwhile(ranks: tuple[int, ...]) -> str:
+    return f"communicator over ranks {ranks}: a rank died meanwhile"

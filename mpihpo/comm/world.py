@@ -15,7 +15,7 @@ from mpihpo.comm.mailbox import Mailbox
 from mpihpo.comm.parent import Parent
 from mpihpo.comm.registry import Registry
 from mpihpo.comm.waiting import wait_until
-from mpihpo.errors import CommError, InternalError, TeardownError
+from mpihpo.errors import CommError, InternalError, LossElsewhere, TeardownError
 
 T = TypeVar("T")
 
@@ -37,6 +37,7 @@ class World:
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
+        self._was_larger = False
         self._set_up(comm)
 
     def _set_up(self, comm: MPI.Intracomm) -> None:
@@ -77,6 +78,15 @@ class World:
     def dead(self) -> frozenset[int]:
         """Ranks that are known to have died; only grows. Noticed when a rank reads its mail."""
         return self.deaths.dead
+
+    @property
+    def may_finalize(self) -> bool:
+        """Whether MPI_Finalize is sure to return; after `close`, on every rank.
+
+        It waits for ranks that are lost and live, and Open MPI's at times for one that has died.
+        Then ``os._exit`` ends the process: Open MPI's launcher hands on its status.
+        """
+        return not (self.lost or self.dead or self._was_larger)
 
     @property
     def store_mail(self) -> Any:
@@ -127,7 +137,7 @@ class World:
             timeout_seconds: How long to wait for the others.
 
         Raises:
-            CommError: Not all came in time.
+            CommError: Not all came in time, or one died meanwhile.
         """
         apart = frozenset(lost)
 
@@ -135,11 +145,14 @@ class World:
             return tuple(rank for rank in range(self.size) if rank not in apart | self.dead)
 
         self._met += 1
-        made = self.parent.meet_and_make(
-            # Groups have the tags below.
-            *("survivors", self._met, ranks, self.tag_limit),
-            timeout_seconds=timeout_seconds,
-        )
+        try:
+            made = self.parent.meet_and_make(
+                # Groups have the tags below.
+                *("survivors", self._met, ranks, self.tag_limit),
+                timeout_seconds=timeout_seconds,
+            )
+        except LossElsewhere as error:
+            raise CommError(str(error)) from error
         made.Set_name("mpihpo survivors")
         self.registry.keep(made)
         return InterruptibleComm(made)
@@ -167,6 +180,7 @@ class World:
         """
         comm = self.survivors(timeout_seconds=timeout_seconds)
         self.leave()
+        self._was_larger = True
         self._set_up(MPI.Intracomm(comm))
 
     def close(self, timeout_seconds: float | None = None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import time
@@ -102,6 +103,9 @@ def main(
             time.sleep(_LAST_WORD_SECONDS + _STEP_SECONDS * world.rank)
             _say(world, text, rank=world.rank)
         _abort(status)
+    if not world.may_finalize:
+        _flush()
+        os._exit(status)  # MPI_Finalize, at Python's exit, may wait for a rank that has died
     return status
 
 
@@ -120,9 +124,14 @@ def _finish(world: World, ended: Ended) -> int:
 def _abort(status: int) -> None:
     from mpi4py import MPI
 
-    sys.stdout.flush()
-    sys.stderr.flush()
+    _flush()
     MPI.COMM_WORLD.Abort(status)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):
+            stream.flush()
 
 
 def _allotted() -> float | None:

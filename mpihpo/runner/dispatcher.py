@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from mpihpo.comm.mailbox import Tag
 from mpihpo.comm.waiting import Backoff
 from mpihpo.coordinator import Coordinator
-from mpihpo.errors import InternalError
+from mpihpo.errors import InternalError, RankLost
 from mpihpo.instructions import (
     TIME_LIMIT,
     CloseRung,
@@ -22,11 +22,12 @@ from mpihpo.instructions import (
     Save,
     Start,
 )
-from mpihpo.records import Allocation, Ending, Outcome
+from mpihpo.records import Allocation, Ending, Failure, Outcome
 from mpihpo.results.encoding import name_ranks
 from mpihpo.runner.orders import (
     Abort,
     Beat,
+    Died,
     Ended,
     Failing,
     Faulted,
@@ -171,6 +172,8 @@ class Dispatcher:
         elif isinstance(event, Faulted):
             self._recorder.note("fault", f"rank {event.rank}: {event.traceback}")
             self._leave(Leave("fault", f"rank {event.rank}:\n{event.traceback}"))
+        elif isinstance(event, Died):
+            self._note_deaths([event.rank], now)
         elif isinstance(event, Failing):
             self._watch.failing(event.serial, event.failure, now)
         elif isinstance(event, Through):
@@ -261,19 +264,22 @@ class Dispatcher:
                     self._watch.overdue(serial, now)
         self._roster.beat(now)
         self._release()
-        dead = self._world.dead
-        if died := dead.difference(self._lost):
+        self._note_deaths(self._world.dead, now)
+        for verdict in self._watch.due(now, self._world.dead):
+            self._enforce(verdict, now)
+
+    def _note_deaths(self, ranks: Collection[int], now: float) -> None:
+        if died := set(ranks).difference(self._lost):
             self._lose(died, f"{name_ranks(died)} died")
             self._carry_out(self._coordinator.lose(died, now))
-        for verdict in self._watch.due(now, dead):
-            self._enforce(verdict, now)
 
     def _enforce(self, verdict: Verdict, now: float) -> None:
         allocation = verdict.allocation
         if isinstance(verdict, GiveUp):
             self._give_up(verdict, now)
         elif isinstance(verdict, Release):
-            self._ask_stacks(allocation.serial, allocation.ranks)
+            if verdict.failure.kind != RankLost.__name__:
+                self._ask_stacks(allocation.serial, allocation.ranks)
             self._releases.append(verdict)
         else:
             self._ask_stacks(allocation.serial, verdict.ranks)
@@ -387,6 +393,12 @@ class Dispatcher:
         lost = self._lost | self._world.dead
         order = self.farewell = replace(order, lost=tuple(sorted(lost)))
         if order.fault is not None:
-            for rank in self._training_ranks:
-                self._mailbox.post(StopSoon(), rank, Tag.ALERT)
+            # Nobody is left to release the members of a trial, one of which may be stuck.
+            failure = Failure(
+                rank=self._world.rank, kind=InternalError.__name__, message="the job failed"
+            )
+            for serial, (allocation, _) in self._running.items():
+                for rank in allocation.ranks:
+                    self._mailbox.post(Abort(serial, failure), rank, Tag.ALERT)
+                self._mailbox.post(GivenUp(serial), allocation.leader, Tag.ALERT)
         self._order(order, self._training_ranks)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mpihpo.comm.group import Group
 from mpihpo.comm.mailbox import Tag
 from mpihpo.comm.waiting import wait_until
-from mpihpo.errors import GroupAborted, InternalError, RankLost, TrialError
+from mpihpo.errors import GroupAborted, InternalError, LossElsewhere, TrialError
 from mpihpo.experiment import Experiment
 from mpihpo.records import Allocation, Ending, Failure, Report, Spent
 from mpihpo.results.encoding import name_ranks
@@ -23,6 +23,7 @@ from mpihpo.runner.batch import plan_batch
 from mpihpo.runner.handover import channel_of, receive_state
 from mpihpo.runner.orders import (
     Abort,
+    Died,
     Ended,
     EpochVerdict,
     Failing,
@@ -182,7 +183,9 @@ class Member:
             def check() -> None:
                 group.check()
                 if holder in self._agent.gone:
-                    raise RankLost(f"rank {holder}, which held the trial's state, is lost")
+                    if holder in self._world.dead:
+                        self._mailbox.post(Died(holder), 0, Tag.EVENT)
+                    raise LossElsewhere(f"rank {holder}, which held the trial's state, is lost")
 
             kept = receive_state(self._mailbox, holder, channel, check)
         if kept is not None and (kept.trial_id, kept.epoch) != (trial_id, epoch):

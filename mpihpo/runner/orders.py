@@ -155,6 +155,13 @@ class Beat:
 
 
 @dataclass(frozen=True, slots=True)
+class Died:
+    """A rank is dead: told with what follows from it, which may come before the news itself."""
+
+    rank: int
+
+
+@dataclass(frozen=True, slots=True)
 class Faulted:
     """A fault of the runtime on a rank: the job ends, and every rank raises it."""
 

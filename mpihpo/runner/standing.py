@@ -110,9 +110,8 @@ def _is_in_runtime(frame: FrameType | None) -> bool:
 class CollectiveWait:
     """Watches the calling thread from another one, for collective calls that do not end.
 
-    Between `begin` and `forget`. Seen are those of `torch.distributed`, of
-    `DistributedDataParallel` itself, and of the trial's communicator; not those that run in C++
-    only, inside a backward pass say.
+    Between `begin` and `forget`. Seen are calls of `torch.distributed`, `DistributedDataParallel`
+    itself and those of the trial's communicator; not what is in C++ only, in a backward pass say.
     """
 
     def __init__(self) -> None:

@@ -198,6 +198,12 @@ def test_a_lost_rank_is_forgiven_once_per_trial_and_not_per_rung():
     assert run.coordinator.status(1) is Status.FAILED
 
 
+def test_losses_elsewhere_are_always_forgiven():
+    run = Run(make(4), failing((1, 0, "LossElsewhere"), times=3)).drive()
+    assert [start.evaluation.rung for start in of_trial(run, 1)][:4] == [0] * 4
+    assert run.coordinator.status(1) is not Status.FAILED
+
+
 def test_holders_in_memory_make_it_a_failure():
     run = Run(make(4), failing((0, 1, "CheckpointError"))).drive()
     assert run.coordinator.status(0) is Status.FAILED

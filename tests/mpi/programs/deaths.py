@@ -20,7 +20,7 @@ from mpihpo.comm.mailbox import FIRST_CHANNEL, Tag
 from mpihpo.comm.meeting import Terms
 from mpihpo.comm.waiting import wait_until
 from mpihpo.comm.world import World
-from mpihpo.errors import CommError, GroupAborted
+from mpihpo.errors import CommError, GroupAborted, LossElsewhere
 from mpihpo.runner.agent import Agent
 from mpihpo.runner.state import Keeper
 from tests.mpi.programs.groups import check_default_group
@@ -41,12 +41,20 @@ def die() -> NoReturn:
     raise AssertionError("still alive")
 
 
+def end() -> NoReturn:
+    """The end of a process after a death: MPI_Finalize may wait for the dead rank."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
+
+
 def known(answer: str) -> None:
     """Whether deaths are survived is known before there are any."""
     world = World(MPI.COMM_WORLD)
     assert world.survives_deaths == (answer == "yes"), MPI.Get_library_version()
     assert world.dead == frozenset()
     world.close()
+    assert world.may_finalize
 
 
 def until(condition: Callable[[], bool], what: str) -> None:
@@ -93,7 +101,7 @@ def mail() -> None:
     assert world.mailbox.flushed()
     assert world.mailbox.take(Tag.ORDER) == (victim, "last words")
     assert "rank 2 died" in error_from(
-        CommError, world.mailbox.receive_bytes, buffer, victim, FIRST_CHANNEL
+        LossElsewhere, world.mailbox.receive_bytes, buffer, victim, FIRST_CHANNEL
     )
     assert world.mailbox.take(Tag.STORE) is None
 
@@ -219,7 +227,7 @@ def building(when: str) -> None:
         group = Group(world, 1, members, "gloo")
         agent.watch(group)
         began = time.monotonic()
-        error_from((CommError, GroupAborted), group.build)
+        error_from((LossElsewhere, GroupAborted), group.build)
         assert time.monotonic() - began < AT_MOST_SECONDS
         group.abort()
         agent.watch(None)
@@ -264,6 +272,7 @@ def dies_while_closing() -> None:
         die()
     world.close()
     assert world.dead == {1}
+    assert not world.may_finalize
 
 
 def set_aside(kind: str) -> None:
@@ -293,6 +302,7 @@ def set_aside(kind: str) -> None:
         assert world.close()
         assert world.registry.live == []
         assert world.dead == victims
+        assert not world.may_finalize
     if world.rank == 0:
         everybody.send("go on", stuck)
 

@@ -237,7 +237,9 @@ class Job:
     def processes(self) -> list[int]:
         """Process ids of everything that the job has started and that is still there."""
         found = [int(path.name) for path in Path("/proc").iterdir() if path.name.isdigit()]
-        return [pid for pid in found if self._is_ours(pid)]
+        # A rank that is being killed has no environment any more by which to know it.
+        ranks = [int(file.read_text()) for file in self.folder.glob("*.pid")]
+        return [pid for pid in found if self._is_ours(pid) or (pid in ranks and _is_running(pid))]
 
     def _wait_for_stacks(self, seconds: float = 5.0) -> None:
         """Give the ranks time to write; a busy machine has not scheduled them at once."""
@@ -371,6 +373,14 @@ def environment(changes: Mapping[str, str | None]) -> dict[str, str]:
         if value is not None:
             variables[name] = value
     return variables
+
+
+def _is_running(pid: int) -> bool:
+    """Whether a process is there and not dead already, waiting for its parent to take notice."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
 
 
 def _text(file: Path) -> str:

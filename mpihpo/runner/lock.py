@@ -149,4 +149,7 @@ def _is_running(pid: object) -> bool:
         return False
     except PermissionError:
         return True
+    with suppress(OSError):  # where there is no /proc
+        # Killed, but nobody has taken notice so far; in a container it may be that nobody ever will.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     return True

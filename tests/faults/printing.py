@@ -7,6 +7,8 @@ from collections.abc import Sequence
 
 from tests.faults.rows import Measured
 
+_NAMES = {"mpich": "MPICH", "openmpi": "Open MPI"}
+
 
 def row_line(measured: Measured) -> str:
     """One row under one MPI."""
@@ -19,18 +21,23 @@ def row_line(measured: Measured) -> str:
 
 
 def summary(measured: Sequence[Measured]) -> str:
-    """A Markdown table with one row per group."""
-    groups = dict.fromkeys(each.row.group for each in measured)
-    lines = [
-        "| fault | cases | measured | seconds, median | longest |",
-        "|---|---|---|---|---|",
-    ]
-    for group in groups:
-        ours = [each for each in measured if each.row.group == group]
-        for until in dict.fromkeys(each.until for each in ours):
-            seconds = [each.seconds for each in ours if each.until == until]
-            lines.append(
-                f"| {group} | {len(seconds)} | until {until} | {statistics.median(seconds):.2f} "
-                f"| {max(seconds):.2f} |"
-            )
+    """A Markdown table with one line per group of rows and what was measured."""
+    mpis = list(dict.fromkeys(each.mpi for each in measured))
+    titles = [f"{_NAMES.get(mpi, mpi)}: cases, seconds" for mpi in mpis]
+    lines = [_line("fault", "seconds until", *titles), _line(*["---"] * (2 + len(mpis)))]
+    for group, until in dict.fromkeys((each.row.group, each.until) for each in measured):
+        ours = [each for each in measured if (each.row.group, each.until) == (group, until)]
+        cells = [_cell([each.seconds for each in ours if each.mpi == mpi]) for mpi in mpis]
+        lines.append(_line(group, until, *cells))
     return "\n".join(lines) + "\n"
+
+
+def _cell(seconds: Sequence[float]) -> str:
+    """How many, their median and the longest."""
+    if not seconds:
+        return ""
+    return f"{len(seconds)}: {statistics.median(seconds):.2f}, at most {max(seconds):.2f}"
+
+
+def _line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -134,6 +134,7 @@ def peer(case, trial):
     else:
         assert where == "Split"
         comm.Split(0).Barrier()
+    comm.Barrier()  # for one whose word was only on its way
 
 
 def differs(case, trial):

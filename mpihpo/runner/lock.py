@@ -150,6 +150,6 @@ def _is_running(pid: object) -> bool:
     except PermissionError:
         return True
     with suppress(OSError):  # where there is no /proc
-        # Killed, but nobody has taken notice so far; in a container it may be that nobody ever will.
+        # Dead, but its parent has not taken notice: in a container perhaps it never will.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
     return True

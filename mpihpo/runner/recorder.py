@@ -151,6 +151,9 @@ class Recorder:
         for entry in earlier.journal.entries:
             if entry["kind"] == "rung":
                 self._rungs[entry["rung"]] = decode_rung(entry)
+        if self._takes_over:
+            left = f"{self._provenance.world_size} ranks are left, counted anew"
+            self.note("lost", f"rank 0 died, and another one coordinates; {left}")
         if earlier.journal.problem is not None:
             self.note("loss", f"journal: {earlier.journal.problem}")
         self.note("notice", f"resuming after {len(outcomes)} outcomes and {earlier.seconds:.1f} s")

@@ -71,6 +71,18 @@ def test_the_lock_of_a_dead_process_is_taken_over(tmp_path: Path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="needs /proc")
+def test_the_lock_of_a_process_that_nobody_reaps_is_taken_over(
+    tmp_path: Path, other_process: subprocess.Popen[bytes]
+):
+    other_process.kill()
+    # Dead, and still there until its parent, which is this process, waits for it.
+    os.waitid(os.P_PID, other_process.pid, os.WEXITED | os.WNOWAIT)
+    leave_lock(tmp_path, pid=other_process.pid)
+    with RunLock(tmp_path):
+        assert json.loads((tmp_path / lock.NAME).read_text())["pid"] == os.getpid()
+
+
 @pytest.mark.parametrize(("age", "is_free"), [(0.0, False), (100.0, False), (121.0, True)])
 def test_the_lock_of_another_host_goes_by_its_age(tmp_path: Path, age: float, is_free: bool):
     leave_lock(tmp_path, host="elsewhere", pid=dead_pid(), age=age)

@@ -28,13 +28,18 @@ def finished(folder: Path) -> list[tuple[int, int]]:
     ]
 
 
-def trained(folder: Path) -> list[tuple[int, int, int, float]]:
-    """Trial, rung, epoch and loss of every epoch that was trained, in order."""
-    return [
-        (mark["trial"], mark["rung"], mark["epoch"], mark["loss"])
-        for mark in marks.read(folder / MARKS)
-        if mark["what"] == "trained"
-    ]
+def trained(folder: Path) -> list[tuple[int, int, float]]:
+    """Trial, epoch and loss of every epoch that was trained, in order."""
+    return [(mark["trial"], mark["epoch"], mark["loss"]) for mark in _trained(folder)]
+
+
+def trained_rungs(folder: Path) -> list[tuple[int, int]]:
+    """Trial and rung of every epoch that was trained, in order."""
+    return [(mark["trial"], mark["rung"]) for mark in _trained(folder)]
+
+
+def _trained(folder: Path) -> list[dict[str, Any]]:
+    return [mark for mark in marks.read(folder / MARKS) if mark["what"] == "trained"]
 
 
 def check_same(folder: Path, expected: Path, *, is_whole: bool = True) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from mpihpo import Results
 from mpihpo.results.encoding import parse_ranks
-from tests.faults.comparing import check_same, entries, finished, trained
+from tests.faults.comparing import check_same, entries, finished, trained, trained_rungs
 from tests.faults.running import write_job
 from tests.launch import MPIS, ROOT, run_ranks
 from tests.system.experiments import write_experiment
@@ -244,7 +244,7 @@ def test_a_node_that_goes_away(slurm: Cluster, tmp_path: Path, reference: Path):
 def check_gone_on(folder: Path, done: list[tuple[int, int]], before: int, expected: Path) -> None:
     """The first job had finished ``done``, and trained ``before`` epochs in all."""
     assert done
-    again = {(trial, rung) for trial, rung, *_ in trained(folder)[before:]}
+    again = set(trained_rungs(folder)[before:])
     assert not again & set(done)
     check_same(folder, expected)
 

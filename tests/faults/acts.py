@@ -17,8 +17,8 @@ from tests.launch import MPIS, Job, run_ranks
 from tests.system.experiments import Finished
 
 STATES = 64
-STATE_BYTES = 2 << 20
-BUDGET_BYTES = 8 << 20
+STATE_BYTES = 1 << 20
+BUDGET_BYTES = 4 << 20
 
 # To a running job.
 

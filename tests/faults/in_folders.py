@@ -36,7 +36,6 @@ ROWS: tuple[JobFault, ...] = (
         "a torn last line of the journal",
         acts.run_file("journal.jsonl", acts.append(b'{"seq":99,"ki')),
         "entries lost: 1 (line ",
-        mpis=BOTH,
     ),
     damaged(
         "a flipped byte in the journal",
@@ -63,7 +62,7 @@ ROWS: tuple[JobFault, ...] = (
     damaged("results.h5 overwritten", acts.run_file("results.h5", lambda whole: b"nonsense")),
     damaged("truncated states", acts.truncate_states, "is damaged", AGAIN, mpis=BOTH),
     damaged("flipped bytes in states", acts.flip_bytes_of_states, "is damaged", AGAIN),
-    damaged("states of other trials", acts.exchange_states, "holds trial ", AGAIN, mpis=BOTH),
+    damaged("states of other trials", acts.exchange_states, "holds trial ", AGAIN),
     damaged(
         "states of another epoch",
         acts.put_old_states_for_new_ones,
@@ -77,7 +76,7 @@ ROWS: tuple[JobFault, ...] = (
             sections={"output": output},
             plays=(Play(before=before, says=(f"output: {text}",), **REFUSED),),
             outcome="refused",
-            mpis=BOTH if before is None else FIRST,
+            mpis=BOTH if output.startswith("/dev") else FIRST,
         )
         for name, output, before, text in (
             ("below a file", "/dev/null/run", None, "/dev/null/run cannot be made: Not a dir"),
@@ -128,6 +127,7 @@ ROWS: tuple[JobFault, ...] = (
     ),
     JobFault(
         name="gone while the job runs",
+        mpis=FIRST,
         group=OUTPUT,
         sections={"arguments": {"faults": {"0 1": "folder gone on 0"}}},
         plays=(

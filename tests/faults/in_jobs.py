@@ -5,7 +5,7 @@ from __future__ import annotations
 import signal
 
 from tests.faults import acts
-from tests.faults.rows import FIRST, NOT_0, JobFault, Play
+from tests.faults.rows import BOTH, FIRST, NOT_0, JobFault, Play
 
 RAISES = "an error in every trial"
 KILLED = "kill -9, without ULFM"
@@ -52,6 +52,7 @@ ROWS: tuple[JobFault, ...] = (
             sections={**LONG, **sent(name, rank)},
             plays=(Play(status=75, says=(f": {name}",), within=5),),
             outcome="all leave after their epoch",
+            mpis=BOTH if rank in (1, 3) else FIRST,
         )
         for name, rank in (("SIGTERM", 1), ("SIGUSR1", 3), ("SIGUSR2", 0), ("SIGINT", 0))
     ),
@@ -80,6 +81,7 @@ ROWS: tuple[JobFault, ...] = (
     ),
     JobFault(
         name="the end of Slurm's time",
+        mpis=FIRST,
         group=STOPPED,
         sections=LONG,
         plays=(
@@ -129,6 +131,7 @@ ROWS: tuple[JobFault, ...] = (
     ),
     JobFault(
         name="a model with dropout, its optimizer and schedule",
+        mpis=FIRST,
         group=RESUMED,
         train="with_states:train",
         ranks=1,
@@ -254,6 +257,7 @@ ROWS: tuple[JobFault, ...] = (
     ),
     JobFault(
         name="a wrong experiment",
+        mpis=FIRST,
         group=EMBEDDED,
         sections={"schedule": {"max_epochs": 0}},
         program=("embedded.py",),

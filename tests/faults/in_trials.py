@@ -77,14 +77,14 @@ WAYS = (
 
 # With torch: the error's class, the line that raises, the ranks that reach it.
 IN_TORCH = {
-    "before the first collective": ("Chosen", "raise error or Chosen(here)", ALL),
-    "in forward": ("Chosen", "raise error or Chosen(here)", ALL),
+    "before the first collective": ("Chosen", "raise error or Chosen(here)", (0, 2)),
+    "in forward": ("Chosen", "raise error or Chosen(here)", (0, 2)),
     "in backward": ("Chosen", 'context.fails("in backward")', ALL),
-    "out of memory": ("OutOfMemoryError", "raise error or Chosen(here)", ALL),
-    "in a loader's worker": ("Chosen", "raise error or Chosen(here)", ALL),
+    "out of memory": ("OutOfMemoryError", "raise error or Chosen(here)", (0, 2)),
+    "in a loader's worker": ("Chosen", "raise error or Chosen(here)", (0, 2)),
     "in a metric": ("Chosen", 'self.fails("in a metric")', (0,)),
-    "sys.exit": ("SystemExit", "sys.exit(3)", ALL),
-    "after the loop": ("Chosen", "raise error or Chosen(here)", ALL),
+    "sys.exit": ("SystemExit", "sys.exit(3)", (0, 2)),
+    "after the loop": ("Chosen", "raise error or Chosen(here)", (0, 2)),
     "in state_dict": ("Chosen", 'self.fails("in state_dict")', (0,)),
 }
 # Under the second MPI the places that differ in what MPI has done by then.

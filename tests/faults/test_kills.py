@@ -10,7 +10,7 @@ from tests.faults.killing import kill_until_done
 from tests.faults.running import INTERRUPTED, Player, write_job
 from tests.launch import MPIS, Mpi, run_ranks
 
-KILLS, KILLS_OF_SECOND_MPI = 20, 6
+KILLS, KILLS_OF_SECOND_MPI = 20, 4
 EPOCH_SECONDS = 0.1
 EPOCHS = 8 + 4 + 2 * 2
 """Of the whole ladder."""

@@ -86,7 +86,7 @@ TRIAL_ROWS: tuple[TrialFault, ...] = (
             group=STUCK,
             job="stuck",
             case={"kind": kind},
-            positions=(0, 1),
+            positions=(0, 1) if kind == "endless loop" else (1,),
             error="TrialTimeout",
             says=(f" in {function}",),
         )

@@ -41,6 +41,10 @@ def test_a_member_dies_while_its_group_is_built(surviving: Mpi, when: str) -> No
     run_with_deaths(surviving, 4, f"building:{when}")
 
 
+def test_a_rank_dies_beside_a_group_that_is_built(surviving: Mpi) -> None:
+    run_with_deaths(surviving, 4, "building_beside_a_death")
+
+
 def test_rank_0_dies(surviving: Mpi) -> None:
     run_with_deaths(surviving, 4, "rank_0_dies")
 

@@ -61,6 +61,11 @@ def until(condition: Callable[[], bool], what: str) -> None:
     assert wait_until(condition, timeout_seconds=AT_MOST_SECONDS), what
 
 
+def until_known(world: World, *dead: int) -> None:
+    """A group whose members do not all know yet of a death may be lost to it."""
+    until(lambda: world.dead.issuperset(dead), f"rank {world.rank} knows of {set(world.dead)}")
+
+
 def mail() -> None:
     """What the dead rank sent before is read, what it is sent is dropped, and all else goes on."""
     world = World(MPI.COMM_WORLD)
@@ -200,10 +205,13 @@ def go_on_beside(
 ) -> None:
     """A rank outside a group dies: its members notice nothing."""
     if world.rank == victim:
-        time.sleep(0.3)
+        until(lambda: world.mailbox.take(Tag.EVENT) is not None, "no word from the group")
         die()
     with group_of(world, agent, serial, members) as group:
-        until(lambda: victim in world.dead, "nobody told of the death")
+        group.comm.Barrier()  # all have built it
+        if group.rank == 0:
+            world.mailbox.post("now", victim, Tag.EVENT)
+        until_known(world, victim)
         check_default_group(world.rank, members)
         assert group.comm.allgather(world.rank) == list(members)
         group.check()
@@ -232,8 +240,36 @@ def building(when: str) -> None:
         group.abort()
         agent.watch(None)
         assert_nothing_left(world, excepthook)
+        until_known(world, victim)
         with group_of(world, agent, 2, members[:-1]) as group:
             check_default_group(world.rank, members[:-1])
+
+
+def building_beside_a_death() -> None:
+    """A rank beside the group dies while some members are in MPI and another is not yet."""
+    with world_and_agent() as (world, agent):
+        *members, victim = range(world.size)
+        if world.rank == victim:
+            until(lambda: world.mailbox.take(Tag.EVENT) is not None, "no word from the group")
+            die()
+        parent = world.parent
+        make = parent._make
+
+        def late(*arguments: Any) -> Any:
+            world.mailbox.post("now", victim, Tag.EVENT)
+            until_known(world, victim)  # by then the others are inside, and cannot get out
+            return make(*arguments)
+
+        group = Group(world, 1, tuple(members), "gloo")
+        agent.watch(group)
+        if world.rank == members[-1]:
+            parent._make = late
+        error_from(LossElsewhere, group.build)
+        parent._make = make
+        group.abort()
+        until_known(world, victim)
+        with group_of(world, agent, 2, tuple(members)):
+            check_default_group(world.rank, tuple(members))
 
 
 def rank_0_dies() -> None:
@@ -243,6 +279,7 @@ def rank_0_dies() -> None:
         world.comm.Barrier()
         if world.rank == 0:
             die()
+        until_known(world, 0)
         with group_of(world, agent, 1, (3, 1, 2)):
             dist.all_reduce(torch.ones(1))
         if world.rank == 3:
@@ -260,7 +297,7 @@ def rank_0_dies() -> None:
                 check_default_group(smaller.rank, (2, 0, 1))
             if smaller.rank == 2:
                 die()
-            until(lambda: smaller.dead == {2}, "the smaller world knows of no death")
+            until_known(smaller, 2)
             with group_of(smaller, its_agent, 2, (0, 1)):
                 check_default_group(smaller.rank, (0, 1))
 
@@ -291,6 +328,7 @@ def set_aside(kind: str) -> None:
             wait_until(lambda: everybody.Iprobe(0))
             everybody.recv(source=0)
         else:
+            until_known(world, *victims)
             end_without(world, agent, stuck, others)
     if world.rank == stuck:
         world.leave()

@@ -214,6 +214,8 @@ class Holdings:
 
     def _count(self, trial_id: int, sign: int) -> None:
         """Put a trial into the sums and the rankings, or take it out of them (``sign`` -1)."""
+        if self._budget == math.inf:
+            return
         kept, keepers = self._kept.get(trial_id), self._running.get(trial_id)
         if keepers is not None:
             size = 0 if kept is None else kept.size

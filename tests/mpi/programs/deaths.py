@@ -274,14 +274,12 @@ def building_beside_a_death() -> None:
 
 def rank_0_dies() -> None:
     """The survivors make a world of their own; who comes too late is waited for no longer."""
-    with world_and_agent() as (world, agent):
+    with world_and_agent() as (world, _):
         assert world.size == 4
         world.comm.Barrier()
         if world.rank == 0:
             die()
         until_known(world, 0)
-        with group_of(world, agent, 1, (3, 1, 2)):
-            dist.all_reduce(torch.ones(1))
         if world.rank == 3:
             time.sleep(2)
         text = error_from(CommError, world.survivors, (), 1.0)

@@ -87,6 +87,7 @@ class Dispatcher:
         self._coordinator, self._recorder = coordinator, recorder
         self._training_ranks = tuple(training_ranks)
         self._clock = clock
+        self._is_room_short = limits.state_bytes is not None
         self._deadline, self._grace_seconds = deadline, limits.grace_seconds
         # Where no thread of a rank's own may call MPI, a rank that trains is silent.
         heartbeat = limits.heartbeat_seconds if world.threads_may_call else None
@@ -360,8 +361,10 @@ class Dispatcher:
             if isinstance(instruction, Start):
                 self._recorder.started(instruction.allocation, now)
             elif isinstance(instruction, Drop):
-                if instruction.has_ended or instruction.from_disk:
+                if instruction.has_ended:
                     self._recorder.drop(instruction.trial_id)
+                if instruction.from_disk or (instruction.has_ended and self._is_room_short):
+                    self._recorder.evict(instruction.trial_id)
             elif isinstance(instruction, CloseRung):
                 self._close_rung(instruction, now)
             elif isinstance(instruction, Save):

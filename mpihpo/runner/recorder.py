@@ -245,6 +245,15 @@ class Recorder:
             self._queue.append(_Entry(_DROP, {"trial_id": trial_id, "before": before}))
             self._write_entries()
 
+    def evict(self, trial_id: int) -> None:
+        """Delete a trial's saved states now: room is short, and the trial can do without.
+
+        A job that is killed just then may leave a journal that counts on them; the next one then
+        trains the trial again.
+        """
+        if self._directory is not None:
+            self._delete(trial_id, before=None)
+
     def _delete(self, trial_id: int, before: int | None) -> None:
         assert self._directory is not None
         epochs = self._on_disk[trial_id]

@@ -159,6 +159,18 @@ def test_an_older_state_stays_when_the_newer_one_is_lost(tmp_path: Path):
         assert set(saved_states(tmp_path / CHECKPOINTS)) == {(0, 2)}
 
 
+def test_where_room_is_short_nothing_is_waited_for(tmp_path: Path):
+    with recording(tmp_path) as recorder:
+        save(tmp_path, 0, 2)
+        evaluate(recorder, 0, saving=True)
+        recorder.saved(0, 2, None)
+        evaluate(recorder, 1, saving=True)  # not on the disk so far: what comes later waits for it
+        recorder.drop(0)
+        assert set(saved_states(tmp_path / CHECKPOINTS)) == {(0, 2)}
+        recorder.evict(0)
+        assert set(saved_states(tmp_path / CHECKPOINTS)) == set()
+
+
 def test_deletions_wait_for_the_disk_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     with recording(tmp_path) as recorder:
         save(tmp_path, 0, 2)

@@ -53,6 +53,7 @@ class Mailbox:
         self._deaths = deaths or Deaths(comm, are_survived=False)
         self._lock = threading.Lock()
         self._pending: list[tuple[int, MPI.Request]] = []
+        self._look_at = 0  # so many pending sends: see which have left
 
     def post(self, message: object, rank: int, tag: int) -> None:
         """Send ``message`` to world rank ``rank``; local, returns at once."""
@@ -64,7 +65,8 @@ class Mailbox:
             self._deaths.met(error)
             return
         with self._lock:
-            self._pending = [posted for posted in self._pending if not self._has_left(posted[1])]
+            if len(self._pending) >= self._look_at:
+                self._look()
             self._pending.append((rank, request))
 
     def post_bytes(self, buffer: Any, rank: int, channel: int) -> None:
@@ -115,8 +117,16 @@ class Mailbox:
     def flushed(self, without: Collection[int] = ()) -> bool:
         """Whether everything posted to ranks other than these has left; local."""
         with self._lock:
-            self._pending = [posted for posted in self._pending if not self._has_left(posted[1])]
+            self._look()
             return all(rank in without for rank, _ in self._pending)
+
+    def _look(self) -> None:
+        """Let go of what has left; the caller holds the lock.
+
+        Looking costs what is pending, and is due again when that has doubled.
+        """
+        self._pending = [posted for posted in self._pending if not self._has_left(posted[1])]
+        self._look_at = 2 * len(self._pending)
 
     def _has_left(self, request: MPI.Request) -> bool:
         try:

@@ -177,6 +177,8 @@ def _signals() -> Iterator[Callable[[Agent], None]]:
     srun --kill-on-bad-exit sends SIGTERM to the others as soon as the first rank has ended with
     status 75, and one that is still closing MPI must not end with another status then.
     """
+    for name in _SIGNALS:
+        signal.signal(getattr(signal, name), signal.SIG_DFL)  # so a second one ends the process
     try:
         with stopping_on(_SIGNALS) as with_agent:
             yield with_agent

@@ -7,31 +7,13 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+from faulty import Chosen, Unsaveable
 from marks import is_first, note
-
-
-class Chosen(Exception):
-    pass
 
 
 class Unprintable(Exception):
     def __str__(self) -> str:
         raise ValueError("no text")
-
-
-class Unsaveable:
-    """Can be shared at first, and not be kept in the end."""
-
-    def __init__(self, fails) -> None:
-        self.fails, self.is_trained = fails, False
-
-    def state_dict(self):
-        if self.is_trained:
-            self.fails("in state_dict")
-        return {"weight": np.zeros(3)}
-
-    def load_state_dict(self, state) -> None:
-        assert state["weight"].shape == (3,)
 
 
 def train(config, trial):
